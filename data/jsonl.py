@@ -37,7 +37,8 @@ def refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _parse_line(line: bytes, place: str) -> dict[str, Any]:
+def parse_line(line: bytes, place: str) -> dict[str, Any]:
+    """Return the object of a line; `place` (`file:line`) opens the message. Raises BadInput where it holds none."""
     try:
         row = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
     except (ValueError, RecursionError) as error:
@@ -50,6 +51,15 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
 def iter_rows(path: str | Path, leaves_torn: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """(`file:line`, object) of every line that is not blank; `leaves_torn`: but for a last one without its end, which
     somebody may be writing. Raises BadInput on a missing file."""
+    for number, _, line in iter_lines(path):
+        if not (leaves_torn and not line.endswith(b"\n")):
+            place = f"{path}:{number}"
+            yield place, parse_line(line, place)
+
+
+def iter_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
+    """(Number from 1, first byte, line with its end) of every line that is not blank. Raises BadInput on a missing
+    file."""
     if not str(path):
         raise BadInput("the file to read is not named: add input=FILE, or the setting that is empty")
     path = Path(path)
@@ -60,10 +70,11 @@ def iter_rows(path: str | Path, leaves_torn: bool = False) -> Iterator[tuple[str
     with path.open("rb") as file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             raise BadInput(f"{path}: is a gzip file: unpack it first (gunzip)")
+        start = 0
         for number, line in enumerate(file, 1):
-            if line.strip() and not (leaves_torn and not line.endswith(b"\n")):
-                place = f"{path}:{number}"
-                yield place, _parse_line(line, place)
+            if line.strip():
+                yield number, start, line
+            start += len(line)
 
 
 def read_records(kind: type[R], path: str | Path) -> list[R]:

@@ -15,6 +15,7 @@
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh sizes                    planned memory beside what tensors took
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
+#   bash scripts/bench.sh road [examples] [labels] [--examples N N] [--completions N N]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
 #   bash scripts/bench.sh verifiers               rules of verifiers, and hostile programs in the sandbox
 #   bash scripts/bench.sh road [prm_seeds] [--run experiments/quickstart] [--seeds N]

@@ -40,6 +40,13 @@ from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 log = logging.getLogger("stage")
 
 
+def experiment_config(experiment: str, overrides: str | list[str]) -> TrainConfig:
+    """Return the config of a training run that `-cn experiment overrides` would get, the overrides in one text or in a
+    list."""
+    words = shlex.split(overrides) if isinstance(overrides, str) else overrides
+    return compose_config(TrainConfig, experiment, words, unused=("output_dir",))
+
+
 class Context(Protocol):
     """What the stage needs of its context."""
 
@@ -71,8 +78,7 @@ class Explain:
     @cached_property
     def config(self) -> TrainConfig:
         """The experiment's own config."""
-        overrides = shlex.split(self.overrides) if isinstance(self.overrides, str) else self.overrides
-        return compose_config(TrainConfig, self.experiment, overrides, unused=("output_dir",))
+        return experiment_config(self.experiment, self.overrides)
 
     def inputs(self) -> list[str]:
         """Return the files of examples."""

@@ -6,7 +6,7 @@ itself. States are cut in token space; two trajectories of one problem that shar
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from espalier.data.records import BadInput, Completion, State, Trajectory
@@ -92,22 +92,6 @@ def state_value(rewards: Sequence[float]) -> StateValue:
         return StateValue(mean, math.nan, number)
     variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (number - 1)
     return StateValue(mean, math.sqrt(variance / number), number)
-
-
-def count_completions(
-    states: Sequence[State], completions: Iterable[Completion], failed: Collection[str] = ()
-) -> dict[StateKey, Count]:
-    """Return right completions of every state but those of the ids in `failed`, which may have none: they have no value
-    then.
-
-    Raises BadInput for a completion of no state, or another state of none.
-    """
-    counts = count_sampled(states, completions)
-    missing = [state.id for state in states if state_key(state.problem_id, state.prefix_ids) not in counts]
-    empty = [state_id for state_id in missing if state_id not in failed]
-    if empty:
-        raise BadInput(f"state '{empty[0]}' has no completion ({len(empty)} such states): finish sampling first")
-    return counts
 
 
 def count_sampled(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:

@@ -106,7 +106,7 @@ class Loader:
         it is asked for."""
         everything, size = range(len(self.examples)), self.micro_batch_size
         if self.micro_batch_tokens:
-            cuts = [cut for cut in self._balanced(everything, 1) if cut]
+            cuts: list[Sequence[int]] = [cut for cut in self._balanced(everything, 1) if cut]
         else:
             cuts = [everything[start : start + size] for start in everything[::size]]
         return _Batches(self._take, cuts)

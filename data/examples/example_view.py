@@ -43,11 +43,11 @@ def token_text(tokenizer: Any) -> Piece:
     return piece
 
 
-def render(marks: Iterable[Mark], is_colour: bool) -> str:
-    """Return the tokens as one text, runs of equal weight together."""
+def render(marks: Iterable[Mark], is_colour: bool, between: str = "") -> str:
+    """Return the tokens as one text, runs of equal weight together; `between` stands between tokens."""
     parts = []
     for (weight, target), run in groupby(marks, key=lambda mark: (mark.weight, mark.target)):
-        text = "".join(mark.text for mark in run).replace("\n", "⏎\n")
+        text = between.join(mark.text for mark in run).replace("\n", "⏎\n")
         factor = f" x{weight:g} " if weight not in (0.0, 1.0) else ""
         if is_colour:
             colour = _DIM if weight == 0 else _RED if weight < 0 else _GREEN
@@ -65,14 +65,14 @@ def _weighted(ids: Sequence[int], start: int, weights: Sequence[float], piece: P
             for place, (token, factor) in enumerate(zip(ids, factors, strict=True))]  # fmt: skip
 
 
-def _tokens(example: TokenExample, piece: Piece, is_colour: bool) -> list[str]:
+def _tokens(example: TokenExample, piece: Piece, show: Callable[[Iterable[Mark]], str]) -> list[str]:
     marks = _weighted(example.ids, example.prompt_length, example.weights, piece)
     read = sum(mark.weight != 0 for mark in marks)
     head = f"token example '{example.id}': {len(marks)} tokens, the loss reads {read}"
-    return [head, render(marks, is_colour)]
+    return [head, show(marks)]
 
 
-def _steps(example: StepExample, piece: Piece, is_colour: bool) -> list[str]:
+def _steps(example: StepExample, piece: Piece, show: Callable[[Iterable[Mark]], str]) -> list[str]:
     weights = example.weights or [1.0] * len(example.values)
     targets = {
         position: f"<step {step}: {value:g}{f' x{weight:g}' if weight != 1 else ''}>"
@@ -82,38 +82,42 @@ def _steps(example: StepExample, piece: Piece, is_colour: bool) -> list[str]:
     }
     marks = [Mark(piece(token), 0.0, targets.get(place, "")) for place, token in enumerate(example.ids)]
     head = f"step example '{example.id}': {len(marks)} tokens, the head is read at {len(targets)}"
-    return [head, render(marks, is_colour)]
+    return [head, show(marks)]
 
 
-def _outcome(example: OutcomeExample, piece: Piece, is_colour: bool) -> list[str]:
+def _outcome(example: OutcomeExample, piece: Piece, show: Callable[[Iterable[Mark]], str]) -> list[str]:
     target = f"<outcome: {example.value:g}{f' x{example.weight:g}' if example.weight != 1 else ''}>"
     marks = _weighted(example.ids, example.prompt_length, [], piece, target)
     read = len(example.ids) - example.prompt_length
-    lines = [f"outcome example '{example.id}': {len(marks)} tokens, the response has {read}", render(marks, is_colour)]
+    lines = [f"outcome example '{example.id}': {len(marks)} tokens, the response has {read}", show(marks)]
     if example.mismatched_ids:
-        lent = render([Mark(piece(token)) for token in example.mismatched_ids], is_colour)
+        lent = show([Mark(piece(token)) for token in example.mismatched_ids])
         lines += [f"with a response to another prompt, {len(example.mismatched_ids)} tokens:", lent]
     return lines
 
 
-def _pair(example: PairExample, piece: Piece, is_colour: bool) -> list[str]:
+def _pair(example: PairExample, piece: Piece, show: Callable[[Iterable[Mark]], str]) -> list[str]:
     head = f"pair example '{example.id}': {len(example.prompt_ids)} tokens of prompt"
     head += f", margin {example.margin:g}" if example.margin else ""
-    lines = [head, render([Mark(piece(token)) for token in example.prompt_ids], is_colour)]
+    lines = [head, show([Mark(piece(token)) for token in example.prompt_ids])]
     for name, ids in (("chosen", example.chosen_ids), ("rejected", example.rejected_ids)):
-        lines += [f"{name}, the loss reads {len(ids)} tokens:", render(_weighted(ids, 0, [], piece), is_colour)]
+        lines += [f"{name}, the loss reads {len(ids)} tokens:", show(_weighted(ids, 0, [], piece))]
     return lines
 
 
-def view(example: Any, piece: Piece, is_colour: bool) -> str:
-    """Return any example, as the module says."""
+def view(example: Any, piece: Piece, is_colour: bool, between: str = "") -> str:
+    """Return any example, as the module says; `between` stands between tokens."""
+
+    def show(marks: Iterable[Mark]) -> str:
+        return render(marks, is_colour, between)
+
     if isinstance(example, PairExample):
-        return "\n".join(_pair(example, piece, is_colour))
+        return "\n".join(_pair(example, piece, show))
     if isinstance(example, StepExample):
-        return "\n".join(_steps(example, piece, is_colour))
+        return "\n".join(_steps(example, piece, show))
     if isinstance(example, OutcomeExample):
-        return "\n".join(_outcome(example, piece, is_colour))
-    return "\n".join(_tokens(example, piece, is_colour))
+        return "\n".join(_outcome(example, piece, show))
+    return "\n".join(_tokens(example, piece, show))
 
 
 def of_each_kind(examples: Iterable[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ trajectories in one file would hide that every state before it has the same labe
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from espalier.data.records import BadInput, StepValues
 
@@ -49,20 +49,45 @@ def inner_steps(records: Iterable[StepValues]) -> tuple[list[float | None], list
     return labels, [value for row in rows for value in row.values[:-1]]
 
 
+@dataclass
+class LabelCounts:
+    """Takes in labels and the values of their states, as many as there are; `balance` says how alike they are."""
+
+    counts: Counter[float] = field(default_factory=Counter)
+    sum_of_labels: float = 0.0
+    sum_of_values: float = 0.0
+    num_values: int = 0
+
+    def add(self, labels: Iterable[float | None], values: Iterable[float | None]) -> None:
+        """Take in labels and values in one order; those without a label are passed over."""
+        for label, value in zip(labels, values, strict=True):
+            if label is not None:
+                self.counts[label] += 1
+                self.sum_of_labels += label
+                if value is not None:
+                    self.sum_of_values, self.num_values = self.sum_of_values + value, self.num_values + 1
+
+    @property
+    def mean_label(self) -> float:
+        """Over all labels; there must be one."""
+        return self.sum_of_labels / self.counts.total()
+
+    @property
+    def balance(self) -> LabelBalance | None:
+        """The most frequent label (the first of equally frequent ones) and the mean value of the labelled states; None
+        without any label."""
+        if not self.counts:
+            return None
+        label, num_same = self.counts.most_common(1)[0]
+        mean = self.sum_of_values / self.num_values if self.num_values else None
+        return LabelBalance(self.counts.total(), num_same, label, mean)
+
+
 def label_balance(labels: Iterable[float | None], values: Iterable[float | None]) -> LabelBalance | None:
-    """Return the most frequent label (the first of equally frequent ones) and the mean value of the labelled states,
-    from labels and values in one order; None without any label."""
-    counts: Counter[float] = Counter()
-    total, num_known = 0.0, 0
-    for label, value in zip(labels, values, strict=True):
-        if label is not None:
-            counts[label] += 1
-            if value is not None:
-                total, num_known = total + value, num_known + 1
-    if not counts:
-        return None
-    label, num_same = counts.most_common(1)[0]
-    return LabelBalance(counts.total(), num_same, label, total / num_known if num_known else None)
+    """Return the balance of labels and values in one order (`LabelCounts`)."""
+    counts = LabelCounts()
+    counts.add(labels, values)
+    return counts.balance
 
 
 def check_balance(labels: Iterable[float | None], values: Iterable[float | None], place: str, remedy: str) -> None:
@@ -70,7 +95,11 @@ def check_balance(labels: Iterable[float | None], values: Iterable[float | None]
 
     `labels` and `values` of inner steps in one order; `place` names the file, `remedy` what to change.
     """
-    balance = label_balance(labels, values)
+    judge_balance(label_balance(labels, values), place, remedy)
+
+
+def judge_balance(balance: LabelBalance | None, place: str, remedy: str) -> None:
+    """Raise BadInput, or warn, as `check_balance` does."""
     if balance is None:
         return
     if balance.is_contradicted:

@@ -1,23 +1,22 @@
 """Completion → StepValues: the value after every step of every trajectory, and the labels a reward model learns.
 
 How a state is estimated, how a value becomes a label, and what becomes of noisy labels are three choices. As they are
-set, the value is the share of right completions, and the label is the value.
+set, the value is the share of right completions, and the label is the value. Problems are worked on one by one
+(`data.row_index`): no file is held in memory, but for smoothed values, which are learnt from all states.
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from espalier.data.examples.label_balance import check_balance, inner_steps, label_balance
-from espalier.data.failed_rows import failed_path, read_failed
-from espalier.data.jsonl import read_records
-from espalier.data.left_out import leave_out
+from espalier.data.failed_rows import read_failed
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.estimated_totals import Sampled, Totals
 from espalier.values.first_error import search_state, states_on_right_ways
 from espalier.values.label_noise import NoiseRule
 from espalier.values.labels import LabelRule
-from espalier.values.monte_carlo import Count, StateKey, count_completions, count_sampled, state_key
+from espalier.values.monte_carlo import Count, StateKey, count_sampled, state_key
 from espalier.values.smoothed import smoothed_values
 from espalier.values.step_values import (
     UNKNOWN,
@@ -28,20 +27,7 @@ from espalier.values.step_values import (
     step_values,
 )
 
-log = logging.getLogger("stage")
-
 ESTIMATORS = ("counted", "smoothed", "first_error")
-
-
-@dataclass(frozen=True)
-class _Sampled:
-    """Right completions of the states that have any; `failed`: states that have none because their requests failed;
-    `num_unparseable`: completions without an answer to read."""
-
-    counts: dict[StateKey, Count]
-    failed: set[StateKey]
-    num_states: int
-    num_unparseable: int
 
 
 @dataclass(frozen=True)
@@ -84,33 +70,78 @@ class EstimateValues:
         """Return both files."""
         return [self.trajectories, self.states]
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[StepValues]:
         """Return one record per trajectory. Raises BadInput where files do not belong together, sampling is not
         finished or all of it failed, a setting is unknown or means nothing for the estimator, and where the labels
         would teach nothing."""
-        rule, noise = self._rules()
-        rows = read_records(Trajectory, self.trajectories)
-        sampled = self._read_sampled(input_path)
-        estimates = self._estimates(rows, sampled)
+        rules = self._rules()
+        rows = ProblemRows(context.output)
+        for kind, path in ((Trajectory, self.trajectories), (State, self.states), (Completion, input_path)):
+            rows.add(kind, path)
+        return self._records(rows, rules, input_path, context)
+
+    def _records(
+        self, rows: ProblemRows, rules: tuple[LabelRule, NoiseRule], input_path: str, context: StageContext
+    ) -> Iterator[StepValues]:
+        """Yield the records in the order of the trajectories."""
+        totals = Totals()
+        try:
+            for record in rows.in_file_order(self._placed(rows, rules, input_path, totals)):
+                totals.add_record(record)
+                yield record
+            totals.check_sampled(input_path)
+            totals.note(input_path, context.counts)
+            totals.check_labels(context.output)
+        finally:
+            rows.close()
+
+    def _placed(
+        self, rows: ProblemRows, rules: tuple[LabelRule, NoiseRule], input_path: str, totals: Totals
+    ) -> Iterator[tuple[int, StepValues]]:
+        """Yield (place of the trajectory, record), problem by problem; smoothed values come from all problems."""
+        failed_ids = read_failed(input_path)
+        together: list[tuple[int, Trajectory]] = []
+        all_sampled: list[Sampled] = []
+        for problem in rows.problems():
+            trajectories: list[Trajectory] = rows.rows(0, problem)
+            sampled = self._sampled(rows.rows(1, problem), rows.rows(2, problem), failed_ids)
+            totals.add_sampled(sampled)
+            placed = zip(rows.places(0, problem), trajectories, strict=True)
+            if self.estimator == "smoothed":
+                together += placed
+                all_sampled.append(sampled)
+            elif not totals.num_missing:
+                yield from zip(
+                    (place for place, _ in placed), self._valued(trajectories, [sampled], rules), strict=True
+                )
+        if together:
+            totals.check_sampled(input_path)
+            together.sort(key=lambda one: one[0])
+            records = self._valued([trajectory for _, trajectory in together], all_sampled, rules)
+            yield from zip((place for place, _ in together), records, strict=True)
+
+    def _valued(
+        self, trajectories: Sequence[Trajectory], sampled: Sequence[Sampled], rules: tuple[LabelRule, NoiseRule]
+    ) -> Iterator[StepValues]:
+        """Yield the records of whole problems, in the order of their trajectories."""
+        rule, noise = rules
+        counts = {key: count for one in sampled for key, count in one.counts.items()}
+        failed = {key for one in sampled for key in one.failed}
+        estimates = self._estimates(trajectories, counts, failed)
         default = None if self.estimator == "counted" else UNKNOWN
-        good = states_on_right_ways(rows) if self.estimator == "first_error" else set()
-        accuracies = problem_accuracies(rows)
-        records: list[StepValues] = []
-        for row in rows:
+        good = states_on_right_ways(trajectories) if self.estimator == "first_error" else set()
+        accuracies = problem_accuracies(trajectories)
+        for row in trajectories:
             prompt_value = accuracies[row.problem_id]
             known = step_values(row, inner_estimates(row, estimates, default), prompt_value)
             if self.estimator == "first_error":
-                labels = search_state(row, sampled.counts, good).labels(len(row.steps))
+                labels = search_state(row, counts, good).labels(len(row.steps))
                 weights = [float(label is not None) for label in labels]
             else:
                 labels, weights = noise.apply(rule, known.values, known.low, known.high, prompt_value, row.is_correct)
             if not self.has_terminal and labels:
                 labels, weights = [*labels[:-1], None], [*weights[:-1], 0.0]
-            records.append(replace(known, labels=labels, weights=weights))
-        self._count(records, sampled, input_path, context)
-        check_balance(*inner_steps(records), str(context.output), "take another stage.threshold (0.5: more likely "
-                      "right than wrong), soft labels, or another stage.noise")  # fmt: skip
-        return records
+            yield replace(known, labels=labels, weights=weights)
 
     def _rules(self) -> tuple[LabelRule, NoiseRule]:
         """Return the label and the noise rule. Raises BadInput on settings that are unknown or that the estimator
@@ -130,61 +161,26 @@ class EstimateValues:
                            "come from no value: set stage.noise=keep")  # fmt: skip
         return rule, noise
 
-    def _read_sampled(self, input_path: str) -> _Sampled:
-        """Count the completions. Raises BadInput where all states failed, and for `counted` where a state has no
-        completion and did not fail; the other estimators ask some states only."""
-        states, answered = read_records(State, self.states), read_records(Completion, input_path)
-        failed_ids = read_failed(input_path)
-        if self.estimator == "counted":
-            counts = count_completions(states, answered, failed_ids)
-        else:
-            counts = count_sampled(states, answered)
+    def _sampled(
+        self, states: Sequence[State], answered: Sequence[Completion], failed_ids: Mapping[str, str]
+    ) -> Sampled:
+        """Count a problem's completions. Raises BadInput for a completion of no state."""
+        counts = count_sampled(states, answered)
         keys = {state.id: state_key(state.problem_id, state.prefix_ids) for state in states}
-        failed = {key for name, key in keys.items() if name in failed_ids and key not in counts}
-        num_states = len(set(keys.values()))
-        if failed and len(failed) == num_states:
-            raise BadInput(f"{input_path}: the completions of all {num_states} states failed, so that there is no "
-                           f"value: see {failed_path(input_path)}")  # fmt: skip
-        return _Sampled(counts, failed, num_states, sum(completion.answer is None for completion in answered))
+        without = {name: key for name, key in keys.items() if key not in counts}
+        failed = frozenset(key for name, key in without.items() if name in failed_ids)
+        missing = [name for name in without if name not in failed_ids] if self.estimator == "counted" else []
+        unparseable = sum(completion.answer is None for completion in answered)
+        return Sampled(counts, failed, missing, len(set(keys.values())), unparseable)
 
-    def _estimates(self, rows: Sequence[Trajectory], sampled: _Sampled) -> Mapping[StateKey, StateEstimate]:
+    def _estimates(
+        self, rows: Sequence[Trajectory], counts: Mapping[StateKey, Count], failed: Collection[StateKey]
+    ) -> Mapping[StateKey, StateEstimate]:
         """Return the estimates of the states, 95 % intervals with them."""
         if self.estimator == "smoothed":
-            found = smoothed_values(rows, sampled.counts)
+            smoothed = smoothed_values(rows, counts)
             return {
-                key: StateEstimate(one.value, *one.interval(), sampled.counts.get(key, UNKNOWN.count))
-                for key, one in found.items()
+                key: StateEstimate(one.value, *one.interval(), counts.get(key, UNKNOWN.count))
+                for key, one in smoothed.items()
             }
-        return dict.fromkeys(sampled.failed, UNKNOWN) | {key: counted(count) for key, count in sampled.counts.items()}
-
-    def _count(self, records: Sequence[StepValues], sampled: _Sampled, input_path: str, context: StageContext) -> None:
-        """Put into the counts what was read and what is known; warn of failed states, and where every completed state
-        has the value 0, or 1."""
-        values = [count.value for count in sampled.counts.values()]
-        completions = sum(count.num_completions for count in sampled.counts.values())
-        num_steps, gaps = sum(len(row.labels) for row in records), [row.labels.count(None) for row in records]
-        context.counts.update(trajectories=len(records), states=len(values), completions=completions)
-        context.counts.update(steps=num_steps, labelled_steps=num_steps - sum(gaps))
-        if sum(gaps):
-            context.counts["trajectories_with_unlabelled_steps"] = sum(map(bool, gaps))
-        if sampled.failed:
-            context.counts["states_failed"] = len(sampled.failed)
-            leave_out(input_path, len(sampled.failed), sampled.num_states, "states", "failed",
-                      details=f": {sum(gaps)} of {num_steps} steps have no label")  # fmt: skip
-        if completions:
-            context.counts["unparseable"] = round(sampled.num_unparseable / completions, 5)
-            mean = sum(values) / len(values)
-            context.counts["mean_value"] = round(mean, 4)
-            if mean in (0.0, 1.0):
-                log.warning(
-                    "every completed state has the value %g: there is nothing for a process reward model to learn; "
-                    "is the policy strong enough for this task, and the answer format right?",
-                    mean,
-                )
-        inner_labels, inner_values = inner_steps(records)
-        balance = label_balance(inner_labels, inner_values)
-        if balance is not None:
-            labels = [label for label in inner_labels if label is not None]
-            context.counts["mean_inner_label"] = round(sum(labels) / len(labels), 4)
-            if balance.mean_value is not None:
-                context.counts["mean_inner_value"] = round(balance.mean_value, 4)
+        return dict.fromkeys(failed, UNKNOWN) | {key: counted(count) for key, count in counts.items()}

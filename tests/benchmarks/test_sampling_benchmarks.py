@@ -18,7 +18,7 @@ from espalier.data.tasks.arithmetic_operations import solve
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.vllm_client import VLLMClient
-from espalier.values.monte_carlo import count_completions, distinct_states, states_of
+from espalier.values.monte_carlo import count_sampled, distinct_states, states_of
 from espalier.values.step_values import counted, inner_estimates
 
 PROBLEM = Problem("p", "Q", "3", {"start": 6, "operations": [["halves", 0], ["buys", 2], ["gives", 2]]})
@@ -120,7 +120,7 @@ def test_labels_are_the_same_whether_states_are_shared_or_asked_each_by_itself(
         alone = ask(server.base_url, [SampleRequest(s.id, "", s.prompt_ids + s.prefix_ids) for s in every])
     rows = [Completion(f"{name}/{k}", name, name.partition("/")[0], "", [], "stop", None, right)
             for name, rights in shared.items() for k, right in enumerate(rights)]  # fmt: skip
-    estimates = {key: counted(count) for key, count in count_completions(distinct, rows).items()}
+    estimates = {key: counted(count) for key, count in count_sampled(distinct, rows).items()}
     for row in ROWS:
         want = [sum(alone[state.id]) / 4 for state in states_of(row)]
         assert [one.value for one in inner_estimates(row, estimates)] == want

@@ -2,8 +2,10 @@
 
 import itertools
 import logging
+import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,7 +220,7 @@ def test_a_state_without_completions_is_worth_nothing_not_zero_and_only_where_it
     write_failed(Path(sampled), [("p/0#2", "HTTP 400")])
     if estimator == "counted":
         with pytest.raises(BadInput, match=r"state 'p/1#3' has no completion \(1 such states\): finish sampling first"):
-            EstimateValues(trajectories, states).run(sampled, context)
+            list(EstimateValues(trajectories, states).run(sampled, context))
     write_failed(Path(sampled), [("p/0#2", "HTTP 400"), ("p/1#3", "HTTP 400")])
     with caplog.at_level(logging.WARNING):
         right, wrong = EstimateValues(trajectories, states, estimator).run(sampled, context)
@@ -244,7 +246,7 @@ def test_counts_say_what_was_read_and_what_is_known(tmp_path: Path) -> None:
     """Values 0.5, 0.25, 1, 0 and 0 of five states; as inner steps: 0.5, 0.25, 1 and 0.5, 0.25, 0, 0."""
     trajectories, states, sampled = files(tmp_path, ALL)
     context = StageContext(None, Path("unused"), 10.0)
-    EstimateValues(trajectories, states).run(sampled, context)
+    list(EstimateValues(trajectories, states).run(sampled, context))
     assert context.counts == {
         "trajectories": 2, "states": 5, "completions": 20, "steps": 9, "labelled_steps": 9, "unparseable": 1.0,
         "mean_value": 0.35, "mean_inner_label": 0.3571, "mean_inner_value": 0.3571,
@@ -411,6 +413,32 @@ def test_states_cut_from_other_trajectories_are_refused_or_give_no_label(tmp_pat
     write_records(states, [state])
     context = StageContext(None, Path("unused"), 10.0)
     with pytest.raises(BadInput, match="no completions for state 'p/0#1': cut and complete these trajectories"):
-        EstimateValues(trajectories, states).run(sampled, context)
+        list(EstimateValues(trajectories, states).run(sampled, context))
     rows = list(EstimateValues(trajectories, states, "first_error").run(sampled, context))
     assert rows[1].labels == [1.0, 1.0, None, None, 0.0]
+
+
+@pytest.mark.parametrize("estimator", ["counted", "smoothed", "first_error"])
+def test_completions_may_come_in_any_order_and_records_keep_that_of_the_trajectories(
+    estimator: str, tmp_path: Path
+) -> None:
+    """Two problems of the same shape, their trajectories interleaved and their completions shuffled."""
+
+    def other(row: Any, **names: str) -> Any:
+        return replace(row, problem_id="q", **{name: value.replace("p/", "q/") for name, value in names.items()})
+
+    trajectories = [RIGHT, other(RIGHT, id=RIGHT.id), WRONG, other(WRONG, id=WRONG.id)]
+    sampled = ALL + [other(row, id=row.id, state_id=row.state_id) for row in ALL]
+    results = []
+    for name, order in (("a", [0, 2, 1, 3]), ("b", [0, 1, 2, 3])):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [trajectories[place] for place in order]
+        paths = [str(folder / one) for one in ("t.jsonl", "s.jsonl", "c.jsonl")]
+        shuffled = random.Random(3).sample(sampled, len(sampled)) if name == "b" else sampled
+        for path, content in zip(paths, (rows, distinct_states(rows), shuffled), strict=True):
+            write_records(path, content)
+        stage = EstimateValues(paths[0], paths[1], estimator)
+        results.append(list(stage.run(paths[2], StageContext(None, folder / "v.jsonl", 10.0))))
+        assert [row.id for row in results[-1]] == [row.id for row in rows]
+    assert {row.id: row for row in results[0]} == {row.id: row for row in results[1]}

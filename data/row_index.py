@@ -1,0 +1,143 @@
+"""The rows of files by problem, found on disk: a stage works problem by problem, however long its files are.
+
+Every file is read once from top to bottom, each row checked, and what is noted of it (the hash of its problem and of
+its id, where it begins) goes into a SQLite file that has no name and is gone with the process. Then the rows of one
+problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes them as
+answers come.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from espalier.data.jsonl import iter_lines, parse_line
+from espalier.data.records import BadInput, parse_record
+
+_FILE = 1 << 40  # more rows than a file has
+_CACHE_KIB = 32 * 1024
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big", signed=True
+    )
+
+
+class ProblemRows:
+    """Files of records with an `id` and a `problem_id`. Files are numbered in the order they are added in."""
+
+    def __init__(self, beside: Path):
+        """The index lies in the folder of `beside`, the file that is being made."""
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        self._name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
+        self._base = sqlite3.connect(self._name, isolation_level=None)
+        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
+                                 "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, "
+                                 "line TEXT);")  # fmt: skip
+        Path(self._name).unlink()  # it stays open, and is gone with the process
+        self._files: list[tuple[type, IO[bytes], str]] = []
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """Let the files and the index go."""
+        self._base.close()
+        self._open.close()
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if "full" in str(error) or "disk I/O" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name) from None
+            raise
+
+    def add(self, kind: type, path: str) -> int:
+        """Read a file; its number of rows. Raises BadInput on a bad row and on an id that stands twice."""
+        number = len(self._files)
+        table = f"rows{number}"
+        with self._on_disk():
+            self._base.execute(f"CREATE TABLE {table} (place INTEGER PRIMARY KEY, line INTEGER, problem INTEGER, "
+                               "name INTEGER, start INTEGER, size INTEGER)")  # fmt: skip
+            self._base.execute("BEGIN")
+            self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)", _noted(kind, path))
+            self._base.execute("COMMIT")
+            self._base.execute(f"CREATE INDEX {table}_problem ON {table} (problem)")
+            count: int = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        file = self._open.enter_context(Path(path).open("rb"))  # noqa: SIM115
+        self._files.append((kind, file, path))
+        self._check_ids(number)
+        return count
+
+    def _check_ids(self, number: int) -> None:
+        table = f"rows{number}"
+        twice = f"SELECT name FROM {table} GROUP BY name HAVING count(*) > 1 ORDER BY max(place)"
+        for (name,) in list(self._base.execute(twice)):
+            places: dict[str, int] = {}
+            rows = f"SELECT line, start, size FROM {table} WHERE name = ? ORDER BY place"
+            for line, start, size in list(self._base.execute(rows, (name,))):
+                key = self._row(number, start, size)["id"]
+                if key in places:
+                    path = self._files[number][2]
+                    raise BadInput(f"{path}:{line}: id '{key}' stands already at {path}:{places[key]}: ids must be "
+                                   "unique")  # fmt: skip
+                places[key] = line
+
+    def _row(self, number: int, start: int, size: int) -> dict[str, Any]:
+        file = self._files[number][1]
+        file.seek(start)
+        row: dict[str, Any] = json.loads(file.read(size))
+        return row
+
+    def problems(self) -> Iterator[int]:
+        """Yield every problem, in the order of its first row in the first file, those of later files alone behind."""
+        parts = " UNION ALL ".join(f"SELECT problem, place + {number * _FILE} AS place FROM rows{number}"
+                                   for number in range(len(self._files)))  # fmt: skip
+        with self._on_disk():
+            for (problem,) in self._base.execute(f"SELECT problem FROM ({parts}) GROUP BY problem ORDER BY min(place)"):
+                yield problem
+
+    def rows(self, number: int, problem: int) -> list[Any]:
+        """Return a problem's records in one file, in file order."""
+        where = f"SELECT start, size FROM rows{number} WHERE problem = ? ORDER BY place"
+        kind = self._files[number][0]
+        return [kind(**self._row(number, *place)) for place in self._base.execute(where, (problem,)).fetchall()]
+
+    def places(self, number: int, problem: int) -> list[int]:
+        """Return where a problem's records stand in one file, in file order, from 0."""
+        where = f"SELECT place FROM rows{number} WHERE problem = ? ORDER BY place"
+        return [place for (place,) in self._base.execute(where, (problem,))]
+
+    @property
+    def stands_together(self) -> bool:
+        """Whether the rows of every problem follow one another in the first file."""
+        apart = "SELECT 1 FROM rows0 GROUP BY problem HAVING max(place) - min(place) >= count(*) LIMIT 1"
+        return self._base.execute(apart).fetchone() is None
+
+    def in_file_order(self, results: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        """Yield records in the order of the places they come with, by way of the disk where that is another one."""
+        if self.stands_together:
+            yield from (record for _, record in results)
+            return
+        kind: type | None = None
+        with self._on_disk():
+            self._base.execute("BEGIN")
+            for place, record in results:
+                kind = type(record)
+                self._base.execute("INSERT INTO results VALUES (?, ?)", (place, json.dumps(vars(record))))
+            self._base.execute("COMMIT")
+            for (line,) in self._base.execute("SELECT line FROM results ORDER BY place"):
+                yield kind(**json.loads(line))  # type: ignore[misc]
+
+
+def _noted(kind: type, path: str) -> Iterator[tuple[int, ...]]:
+    for place, (number, start, line) in enumerate(iter_lines(path)):
+        where = f"{path}:{number}"
+        record: Any = parse_record(kind, parse_line(line, where), where)
+        yield place, number, _hash(record.problem_id), _hash(record.id), start, len(line)

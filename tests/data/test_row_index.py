@@ -1,0 +1,77 @@
+"""Rows by problem, wherever they stand, and an order that is kept."""
+
+import json
+import random
+import resource
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepScores
+from espalier.data.row_index import ProblemRows
+from espalier.runtime.errors import exit_code_of
+
+ROWS = [StepScores(f"p{n}/{k}", f"p{n}", [0.1 * k, n / 3]) for n in range(5) for k in range(3)]
+
+
+def files(folder: Path, *parts: list[StepScores]) -> ProblemRows:
+    rows = ProblemRows(folder / "out.jsonl")
+    for number, part in enumerate(parts):
+        write_records(folder / f"f{number}.jsonl", part)
+        assert rows.add(StepScores, str(folder / f"f{number}.jsonl")) == len(part)
+    return rows
+
+
+def test_the_rows_of_a_problem_come_together_from_all_files_in_their_order(tmp_path: Path) -> None:
+    mixed = random.Random(1).sample(ROWS, len(ROWS))
+    other = [replace(row, id=f"{row.id}x") for row in mixed[::-1]] + [StepScores("q/0", "q", [])]
+    rows = files(tmp_path, mixed, other)
+    seen = []
+    for problem in rows.problems():
+        groups = [rows.rows(number, problem) for number in (0, 1)]
+        (name,) = {row.problem_id for group in groups for row in group}
+        seen.append(name)
+        for group, part in zip(groups, (mixed, other), strict=True):
+            assert group == [row for row in part if row.problem_id == name]
+        assert [mixed[place] for place in rows.places(0, problem)] == groups[0]
+    assert seen == list(dict.fromkeys(row.problem_id for row in [*mixed, *other]))
+    assert not rows.stands_together
+    rows.close()
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".rows"] == []
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_what_is_made_of_problems_comes_in_the_order_of_the_first_file(is_mixed: bool, tmp_path: Path) -> None:
+    part = random.Random(2).sample(ROWS, len(ROWS)) if is_mixed else ROWS
+    rows = files(tmp_path, part)
+    assert rows.stands_together == (not is_mixed)
+    made = (one for problem in rows.problems()
+            for one in zip(rows.places(0, problem), rows.rows(0, problem), strict=True))  # fmt: skip
+    assert list(rows.in_file_order(made)) == part
+
+
+def test_an_id_that_stands_twice_and_a_bad_row_are_named_with_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    lines = [json.dumps(asdict(row)) for row in [*ROWS[:4], ROWS[1]]]
+    path.write_text("\n\n".join(lines) + "\n")
+    with pytest.raises(BadInput, match=r"f.jsonl:9: id 'p0/1' stands already at .*f.jsonl:3: ids must be unique"):
+        ProblemRows(tmp_path / "out").add(StepScores, str(path))
+    path.write_text("\n".join([*lines[:2], '{"id": "a"}']) + "\n")
+    with pytest.raises(BadInput, match=r"f.jsonl:3: StepScores lacks the field 'problem_id'"):
+        ProblemRows(tmp_path / "out").add(StepScores, str(path))
+
+
+def test_a_disk_that_fills_up_under_the_index_is_one_line(tmp_path: Path) -> None:
+    many = [StepScores(f"p{n}/0", f"p{n}", []) for n in range(40_000)]
+    write_records(tmp_path / "f.jsonl", many)
+    rows = ProblemRows(tmp_path / "out.jsonl")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        with pytest.raises(OSError, match="No space left") as error:
+            rows.add(StepScores, str(tmp_path / "f.jsonl"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert exit_code_of(error.value) == 4
