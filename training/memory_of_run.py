@@ -146,8 +146,9 @@ def changes(setup: Setup, size: int) -> Iterator[Change]:
     rows = size // 2
     while rows >= 1:
         work, share = setup.work, rows / size
-        counts = (int(share * count) for count in (work.tokens, work.reads, work.copied_keys, work.pairs))
-        smaller = Work(*counts, passes=max(2, work.passes))
+        tokens, reads, keys, pairs = (int(share * count) for count in (work.tokens, work.reads, work.copied_keys,
+                                                                       work.pairs))  # fmt: skip
+        smaller = Work(tokens, reads, keys, pairs, max(2, work.passes))
         yield Change(f"update.micro_batch_size={rows}", replace(setup, work=smaller))
         rows //= 2
     bucket = setup.bucket if setup.has_deepspeed else 50_000_000
