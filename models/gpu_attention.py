@@ -45,8 +45,8 @@ def varlen(tensors: Tensors, borders: Tensors, longest: tuple[int, int], how: Ho
 
     if how.softcap is not None or how.dropout:
         raise BadAttention("torch's varlen attention has no soft caps and no dropout: set model.attention=sdpa")
-    attend: Callable[..., torch.Tensor] = varlen_attn
-    attended = attend(
+    attend: Any = varlen_attn
+    attended: torch.Tensor = attend(
         *tensors,
         *borders,
         *longest,
@@ -171,7 +171,7 @@ def by_flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segment
         assert cap is not None
         return cap * torch.tanh(score / cap)
 
-    attend: Callable[..., Any] = _compiled() if query.device.type == "cuda" else flex_attention
+    attend: Any = _compiled() if query.device.type == "cuda" else flex_attention
     attended = attend(*rows, score_mod=None if cap is None else capped, block_mask=mask, scale=how.scaling,
                       enable_gqa=query.shape[1] != key.shape[1])  # fmt: skip
     found: torch.Tensor = attended[:, :, :size].transpose(1, 2)

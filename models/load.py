@@ -185,7 +185,8 @@ def from_pretrained(
 
 
 def load_policy(path: str, attention: str = "sdpa", gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """Return a causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
+    """Return a causal language model. `attention`: one of `packed_attention.KERNELS`; all but
+    eager and sdpa need a CUDA GPU."""
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
     if gradient_checkpointing:

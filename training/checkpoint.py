@@ -175,11 +175,14 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
     raise BadCheckpoint(f"{run}/checkpoints has no {what}{why}: checkpoints.resume=none begins again at step 0")
 
 
-def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:
+def load(
+    run: Path, engine: HasState, data: str, wanted: str = "auto", best: Best | None = None, on_any_ranks: bool = False
+) -> TrainState:
     """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
 
-    Raises BadCheckpoint where there is nothing to load, or where the examples or the number of ranks are
-    not those of the checkpoint.
+    `on_any_ranks`: the engine's state is the same on every rank. Other ranks than those that wrote it then go on with
+    random states of theirs, which dropout alone reads. Raises BadCheckpoint where there is nothing to load, or where
+    the examples or (else) the number of ranks are not those of the checkpoint.
     """
     folder = from_main_rank(lambda: select(run, wanted, best))
     state = TrainState(0, data)
@@ -188,10 +191,11 @@ def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Bes
         if state.data != data:
             raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
         num_ranks = json.loads((folder / "state.json").read_text())["num_ranks"]
-        if num_ranks != world_size():
-            raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again")
+        if num_ranks != world_size() and not on_any_ranks:
+            raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again "
+                                "(deepspeed=none alone resumes on any number)")  # fmt: skip
         engine.load_state(folder)
-        load_random_state(folder / f"random-{rank()}.json")
+        load_random_state(folder / f"random-{rank() % num_ranks}.json")
     barrier()
     from_main_rank(lambda: _set_aside(run, state.step))
     return state

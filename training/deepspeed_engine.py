@@ -58,6 +58,8 @@ def check_head_is_whole(model: Any) -> None:
 class DeepSpeedEngine:
     """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` of one step on one rank."""
 
+    is_same_everywhere = False
+
     def __init__(
         self,
         model: Any,

@@ -46,6 +46,8 @@ class Engine(Protocol):
 
     model: Any
     device: torch.device
+    is_same_everywhere: bool
+    """whether every rank holds the same state, from which any number of ranks can go on"""
 
     @property
     def shards(self) -> "Shards | None":
@@ -87,6 +89,7 @@ class TorchEngine:
     """
 
     shards = None
+    is_same_everywhere = True
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
         self.model = model

@@ -146,19 +146,19 @@ def changes(setup: Setup, size: int) -> Iterator[Change]:
     rows = size // 2
     while rows >= 1:
         work, share = setup.work, rows / size
-        counts = {name: int(share * getattr(work, name)) for name in ("tokens", "reads", "copied_keys", "pairs")}
-        smaller = replace(work, **counts, passes=max(2, work.passes))
+        tokens, reads, keys, pairs = (int(share * count) for count in (work.tokens, work.reads, work.copied_keys,
+                                                                       work.pairs))  # fmt: skip
+        smaller = Work(tokens, reads, keys, pairs, max(2, work.passes))
         yield Change(f"update.micro_batch_size={rows}", replace(setup, work=smaller))
         rows //= 2
-    cuts = [("zero2", {"stage": 2}), ("zero3", {"stage": 3})] if setup.ranks > 1 else []
-    cuts += [("zero2_offload", {"stage": 2, "offloads_optimizer": True}),
-             ("zero3_offload", {"stage": 3, "offloads_optimizer": True, "offloads_weights": True})]  # fmt: skip
-    for name, cut in cuts:
-        is_further = not setup.has_deepspeed or (setup.stage, setup.offloads_optimizer) < (
-            cut["stage"], cut.get("offloads_optimizer", False))  # fmt: skip
-        if is_further:
-            bucket = setup.bucket if setup.has_deepspeed else 50_000_000
-            yield Change(f"deepspeed={name}", replace(setup, has_deepspeed=True, bucket=bucket, **cut))
+    bucket = setup.bucket if setup.has_deepspeed else 50_000_000
+    for name, stage, is_offloaded in (("zero2", 2, False), ("zero3", 3, False), ("zero2_offload", 2, True),
+                                      ("zero3_offload", 3, True)):  # fmt: skip
+        is_further = not setup.has_deepspeed or (setup.stage, setup.offloads_optimizer) < (stage, is_offloaded)
+        if is_further and (setup.ranks > 1 or is_offloaded):
+            cut = replace(setup, has_deepspeed=True, bucket=bucket, stage=stage, offloads_optimizer=is_offloaded,
+                          offloads_weights=is_offloaded and stage == 3)  # fmt: skip
+            yield Change(f"deepspeed={name}", cut)
 
 
 def with_adapters(setup: Setup, rank: int = 16) -> Setup:

@@ -20,7 +20,6 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     existing,
-    model_paths,
     num_parameters,
     trained,
 )
@@ -32,6 +31,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.sampling.server import PortInUse
+from espalier.training.memory_of_run import model_paths
 
 
 def raising(error: Exception) -> Callable[[], str]:

@@ -128,6 +128,18 @@ def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: 
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
+    num_ranks: int, one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    train_forked(tmp_path / "run", files, 4)
+    shutil.rmtree(tmp_path / "run" / "model")
+    printed = train_forked(tmp_path / "run", files, num_ranks)
+    assert "at step 2 of 4" in printed
+    assert_same_run(one_process, tmp_path / "run", tolerance=1e-5)
+    assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
+
+
 @pytest.mark.parametrize("engine", ["none", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(
     engine: str, files: list[str], tmp_path: Path
