@@ -114,8 +114,8 @@ def loss_sentence(loss: Loss) -> Markup:
             ["Lost by the choice: a right response was found, and another one chosen: ", _links(loss.unchosen), "."]
         )
     if loss.lost_at:
-        return join(["Lost by pruning: behind these states a right response is known, but behind none of the steps that "
-                     "went on from them: ", _links(loss.lost_at), "."])  # fmt: skip
+        return join(["Lost by pruning: behind these states a right response is known, behind none of the steps that "
+                     "went on: ", _links(loss.lost_at), "."])  # fmt: skip
     return join(["No right response is in the tree: it was not pruned, as far as anybody knows, but never drawn."])
 
 
