@@ -7,7 +7,7 @@ from espalier.analysis.embedded import Cap
 from espalier.analysis.markup import Markup, join, tag
 from espalier.analysis.page import render_page
 from espalier.analysis.sections import duration, note, section, tiles
-from espalier.analysis.tree_view import Loss, colour, find_loss, is_pruned, span
+from espalier.analysis.tree_view import Loss, colour, find_loss, pruned_nodes, span
 from espalier.data.search_tree import SearchTree
 from espalier.values.tree_values import completion_counts
 
@@ -22,6 +22,7 @@ class TreeRows:
     def __init__(self, tree: SearchTree, loss: Loss, cap: Cap):
         self.tree, self.loss, self.cap = tree, loss, cap
         self.counts, self.children = completion_counts(tree), tree.children()
+        self.pruned = pruned_nodes(tree)
         self.scores, self.values = span(tree.scores), span(tree.values)
         self.way = {0, *tree.way(tree.chosen)}
         self.marked = self.way.union(*(tree.way(node) for node in (*loss.lost_at, *loss.unchosen)))
@@ -39,7 +40,7 @@ class TreeRows:
         limits = self.values if not count.num_completions and tree.is_correct[node] is None else (0.0, 1.0)
         marks = [tag("i", class_=colour(self.value(node), limits), title="value"),
                  tag("i", class_=colour(tree.scores[node], self.scores), title="score")]  # fmt: skip
-        kinds = ["node", "" if is_fold else "plain", "pruned" if is_pruned(tree, node) else "",
+        kinds = ["node", "" if is_fold else "plain", "pruned" if node in self.pruned else "",
                  "chosen" if node in self.way else ""]  # fmt: skip
         text = self.cap.cut(tree.steps[node].rstrip("\n")) if node else "prompt"
         return tag("div", tag("span", *marks, class_="marks"), tag("pre", text or "(end)"), self._figures(node),
@@ -58,7 +59,7 @@ class TreeRows:
             parts.append(f"drawn {tree.draws[node]} times")
         if node and tree.visits[node] > 1:
             parts.append(f"{tree.visits[node]} visits")
-        if is_pruned(tree, node):
+        if node in self.pruned:
             parts.append("pruned")
         if tree.endings[node]:
             right = bool(tree.is_correct[node])
@@ -113,9 +114,12 @@ def loss_sentence(loss: Loss) -> Markup:
         return join(
             ["Lost by the choice: a right response was found, and another one chosen: ", _links(loss.unchosen), "."]
         )
+    if loss.pruned_at:
+        return join(["Lost by pruning: a right response is known behind a step that was pruned here, and behind none "
+                     "that went on: ", _links(loss.pruned_at), "."])  # fmt: skip
     if loss.lost_at:
-        return join(["Lost by pruning: behind these states a right response is known, behind none of the steps that "
-                     "went on: ", _links(loss.lost_at), "."])  # fmt: skip
+        return join(["Lost by the draw: right responses were drawn to value these states, and no step on one was drawn "
+                     "again to go on from: ", _links(loss.lost_at), "."])  # fmt: skip
     return join(["No right response is in the tree: it was not pruned, as far as anybody knows, but never drawn."])
 
 
@@ -123,9 +127,8 @@ def render_tree(tree: SearchTree, cap: Cap) -> str:
     """Return the whole document; every text of the tree is escaped by `analysis.markup`."""
     loss = find_loss(tree)
     rows = TreeRows(tree, loss, cap)
-    pruned = sum(is_pruned(tree, node) for node in range(len(tree.parents)))
     gold = tree.gold if isinstance(tree.gold, str) else " | ".join(tree.gold)
-    figures = tiles([(f"{len(tree.parents):,}", "nodes"), (f"{pruned:,}", "pruned"),
+    figures = tiles([(f"{len(tree.parents):,}", "nodes"), (f"{len(rows.pruned):,}", "pruned"),
                      (f"{sum(map(bool, tree.endings)):,}", "responses"),
                      (f"{tree.num_tokens:,}", "generated tokens"), (f"{tree.num_scores:,}", "scores"),
                      (duration(tree.seconds), "for the search")])  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from espalier.analysis.tree import InspectTree
-from espalier.analysis.tree_view import colour, find_loss, is_pruned, right_below, span
+from espalier.analysis.tree_view import colour, find_loss, pruned_nodes, right_below, span
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput
 from espalier.data.search_tree import SearchTree
@@ -67,10 +67,12 @@ def test_a_right_response_that_could_have_been_chosen_was_lost_by_the_choice() -
 def test_the_right_answer_is_lost_at_the_last_state_whose_right_children_were_pruned() -> None:
     # without the right response behind node 1, what is known to be right was pruned at the prompt
     wrong = [None, None, None, False, False, None, True, False]
-    assert find_loss(changed(is_correct=wrong)).lost_at == [0]
+    loss = find_loss(changed(is_correct=wrong))
+    assert (loss.lost_at, loss.pruned_at) == ([0], [0])
     # behind node 1 a right response was drawn only to value it, and went on nowhere
     unscored = [None, 0.5, 0.75, None, 0.9, 0.1, None, None]
-    assert find_loss(changed(scores=unscored)).lost_at == [1]
+    loss = find_loss(changed(scores=unscored))
+    assert (loss.lost_at, loss.pruned_at) == ([1], [])
     assert find_loss(changed(scores=unscored, visits=[1, 0, 0, 0, 1, 0, 0, 0])).lost_at == [0]
 
 
@@ -81,7 +83,12 @@ def test_nothing_is_lost_where_the_answer_is_right_or_none_was_ever_drawn_or_nob
 
 
 def test_pruned_are_states_that_the_search_did_not_go_on_from() -> None:
-    assert [node for node in range(8) if is_pruned(TREE, node)] == [2, 5]
+    assert pruned_nodes(TREE) == {2, 5}
+    # a state on a response that was drawn only to value the prompt was no candidate; one that the method valued was
+    unscored = [None, 0.5, None, 0.3, 0.9, 0.1, None, None]
+    assert pruned_nodes(changed(scores=unscored)) == {5}
+    held = [None, None, 0.4, None, None, None, None, None]
+    assert pruned_nodes(changed(scores=unscored, values=held, completions=[])) == {2, 5}
 
 
 def test_colours_go_from_nought_to_one_or_over_all_scores() -> None:
