@@ -24,6 +24,7 @@ from espalier.values.tree_values import read_trees
 log = logging.getLogger("stage")
 
 COSTS = {"tokens": "num_tokens", "scores": "num_scores", "seconds": "seconds"}
+READ_GOLD = ("CompletionsScorer", "ExactScorer")
 FEW_SAMPLES = 8  # of a problem: fewer put many problems into a bin of another difficulty
 
 
@@ -49,6 +50,8 @@ class Recommendation:
 def read_search(name: str, paths: Sequence[str]) -> SearchFigures:
     """Read the runs of one search. Raises BadInput where they are of different problems, or one has no gold answer."""
     runs = [{tree.problem_id: tree for tree in read_trees(path)} for path in paths]
+    if {tree.scorer for run in runs for tree in run.values()} & set(READ_GOLD):
+        log.warning("search '%s' was scored by the gold answer, which nobody has at test time: it is a ceiling", name)
     for path, run in zip(paths, runs, strict=True):
         if run.keys() != runs[0].keys():
             raise BadInput(f"{path} and {paths[0]} do not hold the same problems: search the same ones for '{name}'")
@@ -156,13 +159,18 @@ class RecommendSearch:
                  for difficulty, problems in bins.items() for budget in self.budgets]  # fmt: skip
         rows = [row for difficulty, problems in bins.items() if problems for row in search_rows(searches, difficulty,
                                                                                                  problems)]  # fmt: skip
-        result = {"cost": self.cost, "difficulties": {name: len(problems) for name, problems in bins.items()},
-                  "searches": rows, "recommendations": [vars(one) for one in found],
-                  "table": _tables(rows, found, self.cost)}  # fmt: skip
+        result: dict[str, Any] = {
+            "cost": self.cost,
+            "difficulties": {name: len(problems) for name, problems in bins.items()},
+            "searches": rows,
+            "recommendations": [vars(one) for one in found],
+            "table": _tables(rows, found, self.cost),
+        }
         context.counts.update(problems=len(shares), searches=len(searches),
                               recommended=sum(one.recommended is not None for one in found),
                               refused=sum(one.recommended is None for one in found))  # fmt: skip
-        log.info("%s\n\n%s", result["table"]["searches"]["plain"], result["table"]["recommendations"]["plain"])
+        tables = result["table"]
+        log.info("%s\n\n%s", tables["searches"]["plain"], tables["recommendations"]["plain"])
         return result
 
     def _shares(self, input_path: str, searches: Mapping[str, SearchFigures]) -> dict[str, float]:

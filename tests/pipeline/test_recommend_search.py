@@ -97,6 +97,13 @@ def test_bins_are_by_the_policy_s_share_and_the_last_holds_its_end() -> None:
     assert bins_of(shares, [])["0 to 1"] == ["a", "b", "c", "d", "e"]
 
 
+def test_a_search_that_was_scored_by_the_gold_answer_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_search("beam", [save(tmp_path / "0.jsonl", [True], 100)])
+    assert "scored by the gold answer" in caplog.text
+
+
 def test_runs_of_one_search_are_averaged_by_problem(tmp_path: Path) -> None:
     paths = [save(tmp_path / "0.jsonl", [True, False], 100), save(tmp_path / "1.jsonl", [True, True], 300)]
     found = read_search("beam", paths)
