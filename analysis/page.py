@@ -87,14 +87,15 @@ def render_report(data: ReportData) -> str:
     if data.credit_pages:
         parts.append(sections.credit_section(data.credit_pages, data.timeline_pages))
         names.append("credit")
-    return document(data.name, names, _headline(data), _key_figures(data), *parts)
+    return render_page(data.name, [_headline(data), _key_figures(data), *parts], names)
 
 
-def document(name: str, names: Sequence[str], *parts: Markup) -> str:
-    """Return a page of these parts; `names` of sections are linked from its head. It fetches and runs nothing."""
+def render_page(name: str, main: Sequence[str], links: Sequence[str], style: str = "") -> str:
+    """Return a document without a script: its parts under a bar of `links` (ids of sections); `style` is CSS of its
+    own."""
     logo = tag("svg", tag("path", d=_LEAF), viewBox="0 0 24 24", class_="logo", aria_hidden="true")
     brand = tag("div", logo, tag("b", "Espalier"), tag("span", name, class_="muted"), class_="brand")
-    links = tag("nav", *(tag("a", one, href=f"#{one}") for one in names), aria_label="sections")
+    nav = tag("nav", *(tag("a", link, href=f"#{link}") for link in links), aria_label="sections")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -102,7 +103,7 @@ def document(name: str, names: Sequence[str], *parts: Markup) -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("link", rel="icon", href="data:,"),
         tag("title", f"Espalier: {name}"),
-        tag("style", Markup(STYLE.read_text(encoding="utf-8"))),
+        tag("style", Markup(STYLE.read_text(encoding="utf-8") + style)),
     )
-    body = tag("body", tag("header", brand, links), tag("main", *parts))
+    body = tag("body", tag("header", brand, nav), tag("main", *main))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.analysis.markup import Markup, tag
-from espalier.analysis.page import document
+from espalier.analysis.page import render_page
 from espalier.analysis.sections import note, section, table
 from espalier.data.records import BadInput
 
@@ -35,7 +35,7 @@ def render_scorers(scorers: Sequence[Scorer]) -> str:
     ]
     lead = "Figures in percent with 95 % intervals over problems, but AUC and calibration error, which are shares."
     headline = tag("div", tag("h1", "Step scorers"), tag("p", lead, class_="lead"))
-    return document("step scorers", [name for name, _, _, _ in shown], headline, *parts)
+    return render_page("step scorers", [headline, *parts], [name for name, _, _, _ in shown])
 
 
 def _table(names: Sequence[str], columns: Sequence[Cells]) -> Markup:

@@ -44,7 +44,7 @@ class SearchTree:
     parents: list[int]
     """the node that it was drawn from, which stands before it; -1 of the prompt"""
     steps: list[str]
-    """its text behind that of its parent; "" of the prompt"""
+    """its text behind that of its parent, without the stop string that ended it; "" of the prompt"""
     step_ids: list[list[int]]
     """its token ids; [] of the prompt"""
     draws: list[int]
@@ -66,17 +66,22 @@ class SearchTree:
     """tokens generated for this problem when the node had come"""
     logprobs: list[list[float]] = field(default_factory=list)
     """the sampler's log-probs of `step_ids` in nats; left out where they were not kept"""
+    completions: list[list[int]] = field(default_factory=list)
+    """the ends of the responses that the policy drew from this very state, one entry per sample, whatever a selection
+    made of them: what its value may be estimated by; [] where there are none; left out: none of any node"""
 
     def __post_init__(self) -> None:
         number = len(self.parents)
         for name in COLUMNS:
             column = getattr(self, name)
-            if len(column) != number and (column or name != "logprobs"):
+            if len(column) != number and (column or name not in ("logprobs", "completions")):
                 raise BadInput(f"tree '{self.id}' has {number} nodes and {len(column)} {name}: one per node is wanted")
         if self.parents[:1] != [-1] or any(not 0 <= parent < k for k, parent in enumerate(self.parents) if k):
             raise BadInput(f"tree '{self.id}': a parent must stand before its children, behind the prompt's node 0")
         if not 0 <= self.chosen < number:
             raise BadInput(f"tree '{self.id}': it has no node {self.chosen}, which is said to be chosen")
+        if any(not 0 < end < number or not self.endings[end] for ends in self.completions for end in ends):
+            raise BadInput(f"tree '{self.id}': a completion must end at a node where a response ended")
 
     def children(self) -> list[list[int]]:
         """Return the children of every node."""

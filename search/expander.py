@@ -69,8 +69,17 @@ class Expander:
     prompt_tokens: int = 0
 
     async def draw(self, draws: Sequence[Draw]) -> list[list[Node]]:
-        """Return what `asks.Expand` asks for. Raises Refused where the prompt itself is, ServerGone."""
-        return list(await asyncio.gather(*map(self._draw, draws)))
+        """Return what `asks.Expand` asks for. Raises Refused where the prompt itself is, ServerGone.
+
+        Whole responses are kept as completions of their nodes, unless the budget cut one of them: those that are
+        finished before the others are the short ones.
+        """
+        drawn = list(await asyncio.gather(*map(self._draw, draws)))
+        if all(end.is_finished for draw, ends in zip(draws, drawn, strict=True) if draw.is_whole for end in ends):
+            for draw, ends in zip(draws, drawn, strict=True):
+                if draw.is_whole and draw.temperature is None and not draw.node.is_finished:
+                    draw.node.completions += ends
+        return drawn
 
     async def _draw(self, draw: Draw) -> list[Node]:
         if draw.node.is_finished:

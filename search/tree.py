@@ -13,7 +13,8 @@ from espalier.rewards.aggregate import aggregate
 class Node:
     """A state: the prompt and the steps on the way to it. `token_ids` and `text` are those of its own step, `logprobs`
     matches `token_ids` or is empty. `ending` is "" where it can go on; `stop` is the stop string that ended it.
-    `draws`: how many samples drew these tokens. `is_read`: whether a scorer was given its tokens. `visits`, `value` and
+    `draws`: how many samples drew these tokens. `completions`: the ends of whole responses that the run's own sampling
+    drew from here, one per sample. `is_read`: whether a scorer was given its tokens. `visits`, `value` and
     `score` as in `data.search_tree.SearchTree`."""
 
     tree: "Tree" = field(repr=False)
@@ -34,6 +35,7 @@ class Node:
     children: list["Node"] = field(default_factory=list, repr=False)
     grade: Grade | None = None
     is_read: bool = False
+    completions: list["Node"] = field(default_factory=list, repr=False)
 
     @property
     def is_finished(self) -> bool:
@@ -61,6 +63,12 @@ class Node:
         """Return what it is ranked by: the scores on its way, aggregated; those that were not asked are left out."""
         scores = [node.score for node in self.way() if node.score is not None]
         return aggregate(scores, self.tree.aggregate)
+
+    def own_text(self) -> str:
+        """Return the text of its step, as far as a stop string."""
+        if not self.stop:
+            return self.text
+        return self.response()[sum(len(node.text) for node in self.way()[:-1]) :]
 
     def answered(self) -> Grade:
         """Return the graded answer of a finished node; a response that was cut is wrong."""
@@ -158,7 +166,7 @@ class Tree:
             num_scored_tokens=self.num_scored_tokens,
             seconds=round(seconds, 4),
             parents=[node.parent.number if node.parent else -1 for node in nodes],
-            steps=[node.text for node in nodes],
+            steps=[node.own_text() for node in nodes],
             step_ids=[node.token_ids for node in nodes],
             draws=[node.draws for node in nodes],
             endings=[node.ending for node in nodes],
@@ -169,4 +177,7 @@ class Tree:
             is_correct=[grade.is_correct if grade else None for grade in grades],
             tokens_so_far=[node.tokens_so_far for node in nodes],
             logprobs=[node.logprobs for node in nodes] if any(node.logprobs for node in nodes) else [],
+            completions=[[end.number for end in node.completions] for node in nodes]
+            if any(node.completions for node in nodes)
+            else [],
         )

@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl import __version__ as trl_version
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.rl.rollout import draw_problems
+from espalier.rl.problem_order import draw_problems
 
 
 class Turns(TrainerCallback):

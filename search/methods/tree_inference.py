@@ -5,6 +5,7 @@ Branch factors are piecewise constant in the depth. With `spine` one solution is
 from every state on it ("fish bone").
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ class TreeInference:
             if self.spine:
                 yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])
             heads = [node for node in nodes if not node.is_finished]
+        if not self.temperatures:
+            deal_completions(tree)
 
     def _factor(self, node: Node) -> int:
         return int(factor_at(node.depth, self.branch_factors))
@@ -64,3 +67,27 @@ class TreeInference:
     def choose(self, tree: Tree) -> Node:
         """Return the chosen solution."""
         return choose_solution(tree, self.choice)
+
+
+def deal_completions(tree: Tree) -> None:
+    """Give every state of a tree of which nothing was pruned its completions: for each sample drawn from it one
+    response behind that sample, taken by chance, seeded by the problem, from those that the child has itself.
+
+    Each is a sample of the policy, and those behind different children are independent: counting all the leaves below
+    would weigh a child by how often its own steps branch. States that have completions of their own keep these. Where
+    the budget cut a response, nothing is dealt: those that are there are the short ones.
+    """
+    if any(not node.is_finished and not node.children for node in tree.nodes):
+        return
+    rng = random.Random(tree.problem.id)
+    behind: dict[Node, list[Node]] = {}
+    for node in reversed(tree.nodes):  # children come after their parents
+        if node.is_finished:
+            continue
+        dealt: list[Node] = []
+        for child in node.children:
+            ends = [child] * child.draws if child.is_finished else behind[child]
+            times, rest = divmod(child.draws, len(ends))
+            dealt += [*(ends * times), *rng.sample(ends, rest)]
+        behind[node] = dealt
+        node.completions = node.completions or dealt

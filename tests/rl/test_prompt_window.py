@@ -136,7 +136,7 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
 
 
 def _first_drawn(trainer: Trainer) -> str:
-    from espalier.rl.rollout import draw_problems
+    from espalier.rl.problem_order import draw_problems
 
     return draw_problems(trainer.problems.train, trainer.config.rollout.num_problems, trainer.config.seed, 0)[0].id
 

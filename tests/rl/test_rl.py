@@ -34,7 +34,8 @@ from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.probes.canary import Canary, canary_scores, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
-from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems
+from espalier.rl.problem_order import draw_problems
+from espalier.rl.rollout import BadSampling, Sampler, check_params
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import KLConfig, RLConfig
