@@ -89,7 +89,7 @@ METHODS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "scorer"), METHODS, ids=str)
+@pytest.mark.parametrize(("method", "scorer"), METHODS, ids=lambda one: type(one).__name__)
 def test_completions_of_every_method_estimate_the_policy_without_bias(
     method: Any, scorer: Any, sampler: Callable[..., TableSampler]
 ) -> None:
