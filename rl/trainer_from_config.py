@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from espalier.models.inputs import network
-from espalier.models.load import BadModel, load_tokenizer, max_length_of
+from espalier.models.load import max_length_of
 from espalier.models.row_limits import longest_row
-from espalier.models.tokenizer_checks import tokenizer_differences
+from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
@@ -288,20 +288,6 @@ def check_vocabulary(policy: Any, size: int, name: str) -> None:
     own = int(policy.config.vocab_size)
     if size != own:
         raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
-
-
-def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
-    """Raise BadConfig where the tokenizer beside another network's weights is not the policy's; a folder without one is
-    taken on trust, which the log says."""
-    try:
-        other = load_tokenizer(path)
-    except BadModel as error:
-        log.warning("that the %s has the policy's tokenizer is taken on trust: %s", name, error)
-        return
-    differences = tokenizer_differences(tokenizer, other, ("the policy", f"the {name}"))
-    if differences:
-        raise BadConfig(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
-                        "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
 
 
 def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilter | None:

@@ -30,7 +30,7 @@ from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import model_fingerprint, provenance, same_origin
+from espalier.runtime.run_dir import input_fingerprints, model_fingerprint, provenance, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
@@ -97,6 +97,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if missing:
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
+    inputs |= input_fingerprints(config.search or {})
     stored = _stored_meta(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)

@@ -17,13 +17,14 @@ from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.tasks.task import Task
+from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
-from espalier.search.scorers.scorer import Scorer
+from espalier.search.scorers.scorer import HoldsNetworks, Scorer
 from espalier.search.tree import Node, Tree
 
 
@@ -53,7 +54,10 @@ class Search:
     def prepare(
         self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, and on a scorer whose
+        tokenizer is another one."""
+        for path in self.scorer.models() if isinstance(self.scorer, HoldsNetworks) else ():
+            check_same_tokenizer(tokenizer, path, "scorer")
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
         self.trees = trees_path(output)
         keep_trees(self.trees, finished)
@@ -104,7 +108,7 @@ class Search:
         expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
         found = await search_tree(self.method, tree, expander, self.scorer, self.budget, self._thread)
         self._count(tree, expander)
-        names = (type(self.method).__name__, type(self.scorer).__name__)
+        names = (type(self.method).__name__, type(getattr(self.scorer, "reward", self.scorer)).__name__)
         ends = asyncio.get_running_loop().run_in_executor(
             self._thread, tree.record, found.chosen, *names, found.is_cut, found.seconds
         )
@@ -141,7 +145,8 @@ def sample_of(node: Node) -> Sample:
 
 def trees_path(output: Path) -> Path:
     """Return the file of the trees beside that of the solutions."""
-    return output.with_suffix(".trees.jsonl")
+    is_suffix = output.suffix == ".jsonl"  # of beam0.5 and beam0.7 the number is none
+    return output.with_suffix(".trees.jsonl") if is_suffix else output.with_name(output.name + ".trees.jsonl")
 
 
 def keep_trees(path: Path, finished: Set[str]) -> None:

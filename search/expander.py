@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
 from espalier.data.tasks.task import Task
 from espalier.data.token_text import TokenText, read_tokens, steps_on_tokens
@@ -180,7 +181,8 @@ class Expander:
     async def _ask(
         self, node: Node, begun: _Begun, n: int, temperature: float | None, step_stop: str, step_tokens: int
     ) -> list[Sample]:
-        """Return samples behind a node and what was begun there; the tree pays for their tokens."""
+        """Return samples behind a node and what was begun there; the tree pays for their tokens. Raises BadInput where
+        the sampler gives no token ids."""
         ids = [*self.request.prompt_ids, *node.response_ids(), *begun.ids]
         room = max(1, self._room(node, begun))
         stops = [*self.params.stop, *([step_stop] if step_stop and step_stop not in self.params.stop else [])]
@@ -195,5 +197,8 @@ class Expander:
         self.num_requests += 1
         self.prompt_tokens += len(ids)
         samples = await self.client.sample(SampleRequest(name, "", ids, problem_id=self.request.problem_id), params)
+        if not all(sample.token_ids for sample in samples):
+            raise BadInput("the sampler gives no token ids, of which a search is made (a chat API has none): ask a "
+                           "vLLM server or engines (client=vllm, offline, data_parallel_engines)")  # fmt: skip
         node.tree.num_tokens += sum(len(sample.token_ids) for sample in samples)
         return samples
