@@ -126,7 +126,7 @@ def _of_values(row: StepValues) -> Solution:
 def _of_annotated(row: AnnotatedSolution, template: PromptTemplate | None, path: str) -> Solution:
     prompt, steps, labels = to_step_texts(row, template)
     if len(steps) != len(labels):
-        raise BadInput(f"{path}: '{row.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
+        raise BadInput(f"{path}: '{row.id}' has {len(steps)} steps and {len(labels)} labels: give one per step")
     right: list[bool | None] = [None if label is None else label >= 0.5 for label in labels]
     first = row.first_error
     if first is not None:

@@ -25,12 +25,13 @@ def check_step_example(example: StepExample, path: str) -> StepExample:
     """Return the example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
     if len(example.positions) != len(example.values):
         numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
-        raise BadInput(f"{path}: '{example.id}' has {numbers}: one value a step is wanted")
+        raise BadInput(f"{path}: '{example.id}' has {numbers}: give one value per step")
     if example.weights and (len(example.weights) != len(example.values) or min(example.weights) < 0):
-        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one a read, got {example.weights}")
+        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one per step end, got {example.weights}")
     for step, (position, value) in enumerate(zip(example.positions, example.values, strict=True), 1):
         if not 0 <= value <= 1:
-            raise BadInput(f"{path}: '{example.id}': the value of read {step} must be in [0, 1], got {value}")
+            place = f"label {step} (nulls are not counted)"
+            raise BadInput(f"{path}: '{example.id}': {place} must be in [0, 1], got {value}")
         if not 0 <= position < len(example.ids):
             raise BadInput(f"{path}: '{example.id}': read {step} is at token {position} of {len(example.ids)}")
     return example
@@ -144,7 +145,7 @@ class StepValueExamples:
     def _example(self, record: StepValues) -> StepExample:
         if len(record.step_ends) != len(record.steps):
             numbers = f"{len(record.steps)} steps and {len(record.step_ends)} step ends"
-            raise BadInput(f"{self.path}: '{record.id}' has {numbers}: one a step is wanted")
+            raise BadInput(f"{self.path}: '{record.id}' has {numbers}: give one per step")
         start = len(record.prompt_ids)
         rows = zip(record.step_ends, record.labels, record.weights, strict=True)
         kept = [(start + end - 1, label, weight) for end, label, weight in rows
@@ -188,7 +189,7 @@ def encode_labelled(
     prompt_ids = template.encode(tokenizer, problem).ids
     _, steps, labels = to_step_texts(record, template)
     if len(steps) != len(labels):
-        raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
+        raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: give one per step")
     steps = [template.before_response + steps[0], *steps[1:]] if steps else []
     tokens = tokenise_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
     if tokens is None:

@@ -132,8 +132,8 @@ def test_what_nobody_judged_is_left_out_and_counted(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"labels": [1.0, 0.5]}, "'j' has 3 steps and 2 labels: one a step is wanted"),
-        ({"labels": [1.0, None, 1.5]}, r"'j': the value of read 2 must be in \[0, 1\], got 1.5"),
+        ({"labels": [1.0, 0.5]}, "'j' has 3 steps and 2 labels: give one per step"),
+        ({"labels": [1.0, None, 1.5]}, r"'j': label 2 \(nulls are not counted\) must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, tokenizer: Any, tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, t
 
 def test_step_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for change, text in (
-        ({"values": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 values: one a step is wanted"),
-        ({"labels": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 labels: one a step is wanted"),
-        ({"labels": [0.5, 2.0]}, r"the value of read 2 must be in \[0, 1\], got 2.0"),
+        ({"values": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 values: give one per step"),
+        ({"labels": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 labels: give one per step"),
+        ({"labels": [0.5, 2.0]}, r"label 2 \(nulls are not counted\) must be in \[0, 1\], got 2.0"),
         ({"step_ends": [2, 9]}, "read 2 is at token 11 of 7"),
-        ({"step_ends": [2]}, "'p/0' has 2 steps and 1 step ends: one a step is wanted"),
+        ({"step_ends": [2]}, "'p/0' has 2 steps and 1 step ends: give one per step"),
         ({"labels": [None, None]}, r"no labelled step to train on \(of 1 trajectories\)"),
     ):
         path = write(tmp_path / "v.jsonl", [{**vars(VALUES), **change}])

@@ -111,6 +111,17 @@ def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("task", [[], ["task=word_arithmetic"]])
+def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list[str], script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    commands = stages(script("prm=a", "file=f", "samples=s", "run=b", *task, name="prm_benchmark.sh"))
+    assert len(commands) == 6
+    for command in commands:
+        compose_config(CONF / "stage", command[command.index("-cn") + 1], *command[command.index("-cn") + 2 :])
+    for command in named(commands, "prm/score_steps"):
+        assert [word for word in command if word.startswith("task=")] == task
+
+
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip
