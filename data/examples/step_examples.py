@@ -6,9 +6,11 @@ trajectory, read at every step end in one pass; or one example a prefix, read at
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from espalier.data.examples.label_balance import check_balance, inner_steps
@@ -19,6 +21,8 @@ from espalier.data.process_data.formats import read_labelled, step_format, to_st
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues
 from espalier.data.token_text import tokenise_steps
+
+log = logging.getLogger(__name__)
 
 
 def check_step_example(example: StepExample, path: str) -> StepExample:
@@ -207,6 +211,20 @@ def encode_labelled(
     return StepExample(record.id, ids, positions, values, problem_id=record.problem_id)
 
 
+def warn_of_steps_run_together(records: Sequence[AnnotatedSolution], path: str) -> None:
+    """Warn where most solutions of several steps have no white space between any two of them: "2 pens.6 and 7"."""
+    joined = [to_step_texts(record)[1] for record in records]
+    several = [steps for steps in joined if len(steps) > 1]
+    together = [steps for steps in several if not any(a[-1:].isspace() or b[:1].isspace() for a, b in pairwise(steps))]
+    if 2 * len(together) > len(several):
+        first, second = together[0][:2]
+        log.warning(
+            "%s: %d of %d solutions have no white space between steps, and are read as '%s': end each step but the "
+            'last with a newline, or give {"separator": "\\n"} as info',
+            path, len(together), len(several), first[-12:] + second[:12],
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class AnnotatedSolutionExamples:
     """PRM examples of judged solutions: a file of `AnnotatedSolution`, or with `format` a published file as it is
@@ -239,6 +257,7 @@ class AnnotatedSolutionExamples:
         seen: set[tuple[bytes, float]] = set()
         num_unjudged, num_lost, num_repeated = 0, 0, 0
         records = of_part(self._records(), self)
+        warn_of_steps_run_together(records, self.path)
         for record in records:
             example = encode_labelled(tokenizer, record, template, self.path)
             if example is None:

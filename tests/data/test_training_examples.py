@@ -120,6 +120,18 @@ def test_a_shared_prefix_with_one_label_is_read_once(tokenizer: Any, tmp_path: P
     assert len(AnnotatedSolutionExamples(path, 99, is_distinct=False).load(tokenizer)) == 4
 
 
+def test_steps_without_white_space_between_them_are_warned_of(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = AnnotatedSolution("t", "p", "Q?", ["2 pens.", "6 and 7"], [1.0, 0.0], 1, None)
+    parted = [replace(JUDGED, id=f"j{k}") for k in range(2)]
+    path = write(tmp_path / "l.jsonl", [together, replace(together, id="i", info={"separator": "\n"}), *parted])
+    AnnotatedSolutionExamples(path, 99).load(tokenizer)
+    assert "white space" not in caplog.text
+    AnnotatedSolutionExamples(write(tmp_path / "t.jsonl", [together]), 99).load(tokenizer)
+    assert "1 of 1 solutions have no white space between steps, and are read as '2 pens.6 and 7'" in caplog.text
+
+
 def test_what_nobody_judged_is_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
