@@ -1,7 +1,8 @@
 """The memory plan of a run of main.py from its config: the learners, what is only read, and what a delivery holds.
 
 A pass is taken to be as large as the settings let it be: `update.micro_batch_size` rows of the engine's window, or
-`update.micro_batch_tokens`. What an engine takes on the same device is not in it (`checks.gpu_plan`).
+`update.micro_batch_tokens`, and one row at least. What an engine takes on the same device is not in it
+(`checks.gpu_plan`).
 """
 
 import math
@@ -48,13 +49,18 @@ def _bucket_bytes(policy: Network) -> int:
     return max(BUCKET_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
 
 
+def window_of(config: RLConfig) -> int:
+    """Return tokens of the engine's window: of the longest row."""
+    return int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
+
+
 def _work(config: RLConfig, num_ranks: int) -> Work:
-    window = int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
+    window = window_of(config)
     own = math.ceil(min(config.update.minibatch_size, most_rollouts(config)) / num_ranks)
     rows = min(config.update.micro_batch_size, own)
     response = min(window, int(config.params["max_tokens"]))
     tokens, reads, passes = rows * window, rows * response, math.ceil(own / rows)
     if config.update.micro_batch_tokens:
-        tokens = min(own * window, config.update.micro_batch_tokens)
+        tokens = min(own * window, max(window, config.update.micro_batch_tokens))  # a row is never parted
         reads, passes = tokens * response // window, math.ceil(own * window / tokens)
     return Work(tokens, reads, pairs=tokens * window, passes=passes)

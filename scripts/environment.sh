@@ -156,6 +156,19 @@ pass_on() {
   done
 }
 
+# unread WHY PREFIXES: end with one line where a setting with one of these prefixes was given, which no stage would read.
+unread() {
+  local why=$1 prefix
+  shift
+  for prefix in "$@"; do
+    local -n given=${prefix}_settings
+    if ((${#given[@]})); then
+      echo "error: $prefix.* does nothing $why: leave it out" >&2
+      exit 2
+    fi
+  done
+}
+
 # fits PREFIX PROGRAM CONFIG SETTINGS: end with one line where a setting PREFIX.* is none of that program's, before
 # anything is paid for.
 fits() {

@@ -122,6 +122,20 @@ def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list
         assert [word for word in command if word.startswith("task=")] == task
 
 
+@pytest.mark.parametrize(("name", "given"), [
+    ("iterate.sh", "method=restem prm.update.learning_rate=1e-6"),
+    ("iterate.sh", "method=dpo_positive complete.params.n=2"),
+    ("evaluate.sh", "name=x until=samples evaluate.stage.scores=x"),
+    ("reward_model.sh", "preferences=F exp=E ppo=P sample.params.n=2"),
+    ("prm_benchmark.sh", "prm=a file=F choose.stage.seed=1"),
+    ("prm_benchmark.sh", "prm=a samples=F evaluate.stage.tune_share=0.1"),
+    ("prm_benchmark.sh", "prm=a samples=F calibrate.stage.bins=3"),
+])  # fmt: skip
+def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
+    policy = [] if name == "prm_benchmark.sh" else ["policy=a"]
+    assert script(*policy, "run=b", "task=gsm8k", *given.split(), name=name, code=2) == []
+
+
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip
