@@ -201,6 +201,30 @@ def test_the_value_of_a_prompt_is_that_of_brute_force_over_all_responses(small: 
     assert outcome == ExactValue(0.0, 0.0)
 
 
+class OfLabelledLines(HoldsLetter):
+    """A line that does not begin with an a goes with the step before it."""
+
+    def split_steps(self, response: str) -> list[str]:
+        steps: list[str] = []
+        for line in super().split_steps(response):
+            if steps and not line.startswith("a"):
+                steps[-1] += line
+            else:
+                steps.append(line)
+        return steps
+
+
+def test_a_line_that_begins_no_step_leads_on_too(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    trajectory = trajectory_of(tokenizer, "Mia has 5", [1], [1])
+    settings = ExactSettings(7, line_mass=0.5, state_mass=0.0, max_width=100, merges=False)
+    values = [
+        exact_values(model, tokenizer, task, {"p": Problem("p", "", "")}, [trajectory], settings).values
+        for task in (HoldsLetter(), OfLabelledLines())
+    ]
+    assert values[0] == values[1]
+
+
 def test_sampled_responses_agree_within_three_standard_errors(small: tuple[Any, Any]) -> None:
     """10,000 responses of at most 6 tokens, drawn from the network without a cache; merged states."""
     model, tokenizer = small

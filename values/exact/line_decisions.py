@@ -53,12 +53,13 @@ class LineDecisions:
         if prefix not in self._read:
             number, ids = prefix
             problem, prompt_ids = self.questions[number]
-            steps = self.task.split_steps(added_text(prompt_ids, ids, self.decode))
+            text = added_text(prompt_ids, ids, self.decode)
+            steps = self.task.split_steps(text)
             position = self.task.position(problem, steps) if self.merges else None
             key: Hashable = prefix
             if position is not None and not position.is_finished:
                 key = (number, position.key)
-            self._read[prefix] = DecisionState(len(steps), key, prefix)
+            self._read[prefix] = DecisionState(text.count("\n"), key, prefix)  # a line may go on with a step
         state = self._read[prefix]
         return DecisionState(state.depth, prefix, prefix) if is_asked else state
 
