@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from espalier.rl.delivery.weight_update_engine import LiveEngine
+from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.sampling.client import LOOPBACK, ServerGone
 from espalier.sampling.weight_stream import StreamBroken, Streamed, WeightSender, kinds_of, own_address
 
