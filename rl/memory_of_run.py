@@ -9,7 +9,7 @@ import math
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.weight_stream import BUCKET_BYTES
+from espalier.sampling.weight_buckets import BUCKET_BYTES
 from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
 from espalier.training.memory_plan import Network, Setup, Work
 

@@ -9,8 +9,8 @@ request, with nothing decoded or sent before a sample is whole.
 Requests of one problem go to one engine, whose prefix cache then serves them all; a new problem goes to the engine that
 owes the fewest samples. Weights, stamps and proofs go to every engine.
 
-Problems of an engine that is lost go to the others under the same ids and seeds, and another one is started in its place
-(`sampling.kept_engines`). A request whose engine died under it is asked of another twice at most: one that kills
+Problems of an engine that is lost go to the others under the same ids and seeds, and another one is started in its
+place (`sampling.kept_engines`). A request whose engine died under it is asked of another twice at most: one that kills
 engines does not kill them all. The run ends when no engine is left and none is being started.
 
 Where they follow a policy that changes, an engine has no request before it has the weights of now: one that was started

@@ -49,14 +49,8 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
-from espalier.sampling.weight_stream import (
-    Invitation,
-    WeightReceiver,
-    WeightSender,
-    digest,
-    kinds_of,
-    own_address,
-)
+from espalier.sampling.weight_buckets import digest, kinds_of
+from espalier.sampling.weight_stream import Invitation, WeightReceiver, WeightSender, own_address
 
 HOW = "bash scripts/bench.sh cluster"
 PARTS = ["weights", "throughput", "overlap", "driver"]

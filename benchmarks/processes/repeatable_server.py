@@ -19,7 +19,8 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.steps import Decoder
-from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver, digest
+from espalier.sampling.weight_buckets import digest
+from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver
 
 
 class RepeatableServer:

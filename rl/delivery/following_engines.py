@@ -27,7 +27,7 @@ from espalier.rl.delivery.live_engine import DrawingEngine, LiveEngine, PausingE
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
 from espalier.rl.delivery.weight_group import Serving, WeightGroup, each, join_engines
 from espalier.sampling.client import CACHE, WEIGHTS, ServerGone
-from espalier.sampling.weight_stream import Streamed
+from espalier.sampling.weight_buckets import Streamed
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ import torch
 
 from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.sampling.client import LOOPBACK, ServerGone
-from espalier.sampling.weight_stream import StreamBroken, Streamed, WeightSender, kinds_of, own_address
+from espalier.sampling.weight_buckets import Streamed, kinds_of
+from espalier.sampling.weight_stream import StreamBroken, WeightSender, own_address
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ from espalier.rl.probes.canary import (
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR
-from espalier.sampling.weight_stream import Streamed
+from espalier.sampling.weight_buckets import Streamed
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,8 @@ import pytest
 import torch
 
 from espalier.sampling.client import LOOPBACK
-from espalier.sampling.weight_stream import (
-    Invitation,
-    StreamBroken,
-    WeightReceiver,
-    WeightSender,
-    buckets_of,
-    digest,
-    kinds_of,
-    own_address,
-)
+from espalier.sampling.weight_buckets import buckets_of, digest, kinds_of
+from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver, WeightSender, own_address
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STRANGE = {
