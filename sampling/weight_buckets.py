@@ -1,13 +1,15 @@
 """New weights as bytes: which tensors come, in which buckets, and by which digest each is known again."""
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import xxhash
 
-BUCKET_BYTES = 4 * 2**20  # large ones come as fresh pages from the allocator each time, which costs more than to send
+BUCKET_BYTES = 16 * 2**20  # of smaller ones the many operations cost, of larger ones the caches that they overflow
+NUM_HELD = 3  # buckets that an end holds at most: one is filled or read, two are under way
 _ALIGNED = 16  # bytes: any dtype may begin there
 
 Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -25,42 +27,62 @@ class Streamed(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor in a bucket, from byte `start`."""
+class Part:
+    """The bytes of a tensor from `offset` to `end`, in a bucket from byte `start`."""
 
     name: str
     shape: torch.Size
     dtype: torch.dtype
     start: int
+    offset: int
+    end: int
 
-    def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in the buffer [bytes]."""
-        size = self.shape.numel() * self.dtype.itemsize
-        return buffer[self.start : self.start + size].view(self.dtype).view(self.shape)
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole tensor."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bucket holds all of the tensor."""
+        return self.end - self.offset == self.num_bytes
+
+    def bytes_in(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return this part of a bucket [bytes]."""
+        return buffer[self.start : self.start + self.end - self.offset]
+
+    def shaped(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of all its bytes."""
+        return whole.view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
 class Bucket:
     """`size`: bytes, the last one of which says whether the rest is good."""
 
-    entries: list[Entry]
+    parts: list[Part]
     size: int
 
 
 def buckets_of(kinds: Kinds, limit: int) -> list[Bucket]:
-    """Return the buckets that hold these tensors in their order: at most `limit` bytes of tensors in each, or one."""
+    """Return the buckets that hold these tensors in their order, at most `limit` bytes of tensors in each. One that is
+    larger is cut: a bucket begins with it, and what comes next is in the bucket of its end."""
+    limit = max(_ALIGNED, limit - limit % _ALIGNED)
     found: list[Bucket] = []
-    entries: list[Entry] = []
-    end = 0
+    parts: list[Part] = []
+    filled = 0
     for name, (shape, dtype) in kinds.items():
-        size = shape.numel() * dtype.itemsize
-        start = -(-end // _ALIGNED) * _ALIGNED
-        if entries and start + size > limit:
-            found.append(Bucket(entries, end + 1))
-            entries, start = [], 0
-        entries.append(Entry(name, shape, dtype, start))
-        end = start + size
-    return [*found, Bucket(entries, end + 1)] if entries else found
+        size, offset = shape.numel() * dtype.itemsize, 0
+        start = -(-filled // _ALIGNED) * _ALIGNED
+        if parts and start + size > limit:
+            found.append(Bucket(parts, filled + 1))
+            parts, start = [], 0
+        while size - offset > limit:
+            found.append(Bucket([Part(name, shape, dtype, 0, offset, offset + limit)], limit + 1))
+            offset += limit
+        parts.append(Part(name, shape, dtype, start, offset, size))
+        filled = start + size - offset
+    return [*found, Bucket(parts, filled + 1)] if parts else found
 
 
 def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None = None) -> Kinds:
@@ -79,5 +101,94 @@ def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype 
 def digest(tensor: torch.Tensor) -> str:
     """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
     policy takes longer than all the rest of a delivery)."""
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_128_hexdigest(flat.numpy().data)
+    return xxhash.xxh3_128_hexdigest(_bytes_of(tensor))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+class Packing:
+    """Puts tensors into buckets as these are sent, one behind the other; `digests` of what was put in, by name."""
+
+    def __init__(self, source: Iterator[tuple[str, torch.Tensor]]):
+        self.digests: dict[str, str] = {}
+        self._source = source
+        self._value: torch.Tensor | None = None  # of which a part was put in, and the rest comes next
+        self._hash = xxhash.xxh3_128()
+
+    def pack(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        """Fill a bucket [bytes], but for its last byte. A tensor is asked for when its turn comes. Raises ValueError
+        where it is not the one that is planned."""
+        for part in bucket.parts:
+            if self._value is None:
+                self._value = self._next(part)
+            slot = part.bytes_in(buffer).view(part.dtype)
+            if part.is_whole:
+                slot.view(part.shape).copy_(self._value)
+            else:
+                first = part.offset // part.dtype.itemsize
+                slot.copy_(self._value.reshape(-1)[first : first + len(slot)])
+            self._hash.update(_bytes_of(slot))
+            if part.end == part.num_bytes:
+                self.digests[part.name] = self._hash.hexdigest()
+                self._value = None  # before the next one is made
+                self._hash.reset()
+
+    def _next(self, part: Part) -> torch.Tensor:
+        name, value = next(self._source)
+        if name != part.name or value.shape != part.shape:
+            raise ValueError(f"{name} {list(value.shape)} comes where {part.name} {list(part.shape)} is planned")
+        return value.detach()
+
+
+class Unpacking:
+    """Gives the tensors of buckets that come one behind the other."""
+
+    def __init__(self) -> None:
+        self._whole: torch.Tensor | None = None  # [bytes] of a tensor of which a part has come
+
+    def tensors(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor of those that end in this bucket [bytes]: views of it, of what was cut a copy."""
+        for part in bucket.parts:
+            if part.is_whole:
+                yield part.name, part.shaped(part.bytes_in(buffer))
+                continue
+            if self._whole is None:
+                self._whole = torch.empty(part.num_bytes, dtype=torch.uint8)
+            self._whole[part.offset : part.end] = part.bytes_in(buffer)
+            if part.end == part.num_bytes:
+                whole, self._whole = self._whole, None
+                yield part.name, part.shaped(whole)
+                del whole
+
+
+class HeldBuckets:
+    """Memory for buckets, used again once nobody has a view of it: fresh pages from the allocator cost more than to
+    fill them."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._blocks: deque[torch.Tensor] = deque(maxlen=NUM_HELD)
+        self._num_users = 0  # of a block that nobody uses
+
+    def reserve(self, size: int) -> None:
+        """Have `free` give so many bytes."""
+        if size > self._size:
+            self._size = size
+            self._blocks.clear()
+
+    def free(self, size: int) -> torch.Tensor:
+        """Return `size` bytes that nobody uses: what an engine has kept stays as it is."""
+        for block in self._blocks:
+            if _num_users(block) == self._num_users:
+                return block[:size]
+        block = torch.empty(self._size, dtype=torch.uint8)
+        self._num_users = _num_users(block)
+        self._blocks.append(block)
+        return block[:size]
+
+
+def _num_users(tensor: torch.Tensor) -> int:
+    """Return how many tensors share the memory."""
+    return int(cast(Any, torch._C)._storage_Use_Count(tensor.untyped_storage()._cdata))

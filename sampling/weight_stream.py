@@ -3,8 +3,9 @@
 The trainer is rank 0 of a `torch.distributed` group that nothing else uses (gloo, also on GPUs), every worker of
 every engine is one rank more: engines may be on other machines, which must reach the trainer and
 one another. First goes the plan, names and shapes and dtypes; then the bytes, `BUCKET_BYTES` at a time. One bucket is
-filled while the one before is under way, and read while the next one comes: no end holds more than two (and, where a
-tensor is larger than a bucket, two of those).
+filled while those before are under way, and read while the next two come, so that the way is never empty: no end holds
+more than `NUM_HELD` of them. A tensor that is larger than a bucket is cut on its way; the end that reads it holds
+it whole beside them, and no other end does.
 
 Who listens trusts who can reach it: like NCCL and gloo themselves, it is for networks of one's own.
 """
@@ -15,16 +16,18 @@ import json
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any, cast
 
 import torch
 import torch.distributed
 
 from espalier.sampling.client import LOOPBACK
-from espalier.sampling.weight_buckets import BUCKET_BYTES, Bucket, Kinds, buckets_of, digest
+from espalier.sampling.weight_buckets import BUCKET_BYTES, NUM_HELD, HeldBuckets, Kinds, Packing, Unpacking, buckets_of
 
 dist = cast(Any, torch.distributed)  # parts of it have no types
 _GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
@@ -110,6 +113,7 @@ class _End:
                 if time.monotonic() > deadline:
                     raise StreamBroken(f"nothing moved for {self.invitation.seconds:g} s") from None
                 continue
+            self._under_way = [one for one in self._under_way if one is not work]  # it holds its tensor
             return
 
     def _check_others(self) -> None:
@@ -140,7 +144,7 @@ class WeightSender(_End):
         super().__init__(Invitation(address, port, num_receivers + 1, seconds, key), 0)
         self.bucket_bytes = bucket_bytes
         self._door: socket.socket | None = door
-        self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._held = [torch.empty(0, dtype=torch.uint8)] * NUM_HELD
 
     def join(self) -> None:
         """Return when all have joined. Raises StreamBroken."""
@@ -163,24 +167,29 @@ class WeightSender(_End):
         plan = json.dumps({"bucket_bytes": self.bucket_bytes, "kinds": rows}).encode()
         self.wait(self.broadcast(torch.tensor([len(plan)])))
         self.wait(self.broadcast(torch.frombuffer(bytearray(plan), dtype=torch.uint8)))
-        digests: dict[str, str] = {}
-        source, under_way = iter(weights), None
-        for number, bucket in enumerate(buckets_of(kinds, self.bucket_bytes)):
-            buffer = self._buffer(number % 2, bucket.size)
+        buckets = buckets_of(kinds, self.bucket_bytes)
+        size = max((bucket.size for bucket in buckets), default=0)
+        if size > len(self._held[0]):
+            self._held = [torch.empty(size, dtype=torch.uint8) for _ in range(NUM_HELD)]
+        packing, under_way = Packing(iter(weights)), deque[Any]()
+        for number, bucket in enumerate(buckets):
+            buffer = self._held[number % NUM_HELD][: bucket.size]
             try:
-                self._fill(buffer, bucket, source, digests)
+                packing.pack(buffer, bucket)
             except Exception:
                 buffer[-1] = _BROKEN_OFF
-                for work in filter(None, [under_way, self.broadcast(buffer)]):
-                    self.wait(work)
+                self._wait_all([*under_way, self.broadcast(buffer)])
                 raise
-            started = self.broadcast(buffer)
-            if under_way is not None:
-                self.wait(under_way)
-            under_way = started
-        if under_way is not None:
-            self.wait(under_way)
-        return digests
+            buffer[-1] = _SENT
+            under_way.append(self.broadcast(buffer))
+            if len(under_way) == NUM_HELD:
+                self.wait(under_way.popleft())
+        self._wait_all(under_way)
+        return packing.digests
+
+    def _wait_all(self, under_way: Iterable[Any]) -> None:
+        for work in under_way:
+            self.wait(work)
 
     def give_up(self) -> None:
         """Have all who wait for the rest of a delivery end with StreamBroken, a `send` in another thread too; the group
@@ -194,31 +203,13 @@ class WeightSender(_End):
         if self._door is not None:
             self._door.close()
 
-    def _buffer(self, number: int, size: int) -> torch.Tensor:
-        if len(self._buffers[number]) < size:
-            self._buffers[number] = torch.empty(size, dtype=torch.uint8)
-        return self._buffers[number][:size]
-
-    @staticmethod
-    def _fill(
-        buffer: torch.Tensor, bucket: Bucket, source: Iterator[tuple[str, torch.Tensor]], digests: dict[str, str]
-    ) -> None:
-        for entry in bucket.entries:
-            name, value = next(source)
-            if name != entry.name or value.shape != entry.shape:
-                raise ValueError(f"{name} {list(value.shape)} comes where {entry.name} {list(entry.shape)} is planned")
-            slot = entry.view(buffer)
-            slot.copy_(value.detach())
-            digests[name] = digest(slot)
-            del value  # before the next one is made
-        buffer[-1] = _SENT
-
 
 class WeightReceiver(_End):
     """A worker's end, which joins at once. Raises StreamBroken."""
 
     def __init__(self, invitation: Invitation, rank: int):
         super().__init__(invitation, rank)
+        self._held = HeldBuckets()
         try:
             store = dist.TCPStore(
                 invitation.address, invitation.port, is_master=False, timeout=timedelta(seconds=invitation.seconds)
@@ -237,21 +228,26 @@ class WeightReceiver(_End):
         plan = json.loads(bytes(packed.tolist()))
         kinds = {name: (torch.Size(shape), getattr(torch, dtype)) for name, shape, dtype in plan["kinds"]}
         buckets = buckets_of(kinds, plan["bucket_bytes"])
-        coming = [self._expect(bucket) for bucket in buckets[:1]]
-        for number, bucket in enumerate(buckets):
-            buffer, work = coming.pop()
+        self._held.reserve(max((bucket.size for bucket in buckets), default=0))
+        following, coming = iter(buckets), deque[tuple[torch.Tensor, Any]]()
+
+        def expect(number: int) -> None:
+            for bucket in islice(following, number):
+                buffer = self._held.free(bucket.size)
+                coming.append((buffer, self.broadcast(buffer)))
+
+        expect(NUM_HELD - 1)
+        unpacking = Unpacking()
+        for bucket in buckets:
+            buffer, work = coming.popleft()
             self.wait(work)
             if int(buffer[-1]) != _SENT:
                 raise StreamBroken("the trainer broke off in the middle of a delivery")
-            if number + 1 < len(buckets):
-                coming.append(self._expect(buckets[number + 1]))
-            for entry in bucket.entries:
-                yield entry.name, entry.view(buffer)
-            del buffer
-
-    def _expect(self, bucket: Bucket) -> tuple[torch.Tensor, Any]:
-        buffer = torch.empty(bucket.size, dtype=torch.uint8)
-        return buffer, self.broadcast(buffer)
+            found = unpacking.tensors(buffer, bucket)
+            del buffer, work
+            yield from islice(found, 1)
+            expect(1)  # who reads has let go of the bucket before only now
+            yield from found
 
 
 def _line(error: Exception) -> str:

@@ -6,7 +6,8 @@
 
 Weights: 1 GB of bfloat16 tensors to actors on two nodes (raylets of this machine) by `sampling.weight_stream`, digests
 and copies into an engine's own tensors included, in turns with a bare gloo broadcast of ten tensors of the same size in
-all over the same three processes. Memory: how far a process' peak of a delivery lies above what it held before.
+all over the same three processes, after a delivery of each that is not timed. Memory: how far a process' peak of a
+delivery lies above what it held before, in the first one too, in which the memory of its buckets is made.
 
 Throughput: 512 samples (64 problems x 8) by two one-thread engines on two nodes (raylets of this machine, with a core
 each) and by the same two engines without Ray. All four engines live through the whole run and take turns (A B, B A,
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -57,7 +59,7 @@ PARTS = ["weights", "throughput", "overlap", "driver"]
 GOAL = 0.9
 GOAL_FLAT = 1.1  # times the cost of few engines, or of few rollouts
 GOAL_SECONDS = 1.5  # times a bare broadcast
-GOAL_MIB = 128  # two buckets of 64 MiB
+GOAL_MIB = 128  # all buckets that an end holds
 NUM_TENSORS, TENSOR = 250, 2_000_000  # in bfloat16 1 GB
 OPTIONS = {"enforce_eager": True, "max_num_seqs": 256}
 PARAMS = SamplingParams(n=8, temperature=1.0, max_tokens=96)
@@ -185,21 +187,24 @@ async def measure_weights(rounds: int) -> list[dict[str, float]]:
         rows.append(row)
     sender.close()
     release(group)
-    return rows[1:]  # behind a warm-up
+    return rows
 
 
 def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Return seconds beside the fastest bare broadcast (it takes 0.45 or 1.0 s on two cores, by chance) and MiB above
-    what was held."""
-    bare = min(row["bare_seconds"] for row in rows)
-    ratios = sorted(row["stream_seconds"] / bare for row in rows)
+    """Return seconds beside the bare broadcast, and MiB above what was held. Seconds are those behind the first round;
+    the bare broadcast is the fastest of all (it takes 0.45 or 1.0 s on two cores, by chance), or that of the same
+    round."""
+    timed = rows[1:]
+    bare = min(row["bare_seconds"] for row in timed)
+    ratios = sorted(row["stream_seconds"] / bare for row in timed)
+    paired = sorted(row["stream_seconds"] / row["bare_seconds"] for row in timed)
     memory = sorted(max(row["sender_mib"], row["receiver_mib"]) for row in rows)
     found = {}
-    for name, values, goal, unit in (
-        ("weights_seconds_vs_bare_broadcast", ratios, GOAL_SECONDS, "ratio"),
-        ("weights_memory", memory, GOAL_MIB, "MiB at any end"),
+    for name, values, value, goal, unit in (
+        ("weights_seconds_vs_bare_broadcast", ratios, median(ratios), GOAL_SECONDS, "ratio"),
+        ("weights_seconds_vs_bare_broadcast_of_the_round", paired, median(paired), GOAL_SECONDS, "ratio"),
+        ("weights_memory", memory, memory[-1], GOAL_MIB, "MiB at any end, the most"),
     ):
-        value = values[len(values) // 2]
         found[name] = {"value": round(value, 3), "low": round(values[0], 3), "high": round(values[-1], 3), "unit": unit,
                        "goal": goal, "better": "lower", "met": value <= goal, "how": f"{HOW} weights"}  # fmt: skip
     return found
