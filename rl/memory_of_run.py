@@ -9,7 +9,7 @@ import math
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.weight_buckets import BUCKET_BYTES, NUM_HELD
+from espalier.sampling.weight_buckets import BUCKET_BYTES
 from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
 from espalier.training.memory_plan import Network, Setup, Work
 from espalier.training.shards import GROUP_BYTES
@@ -38,7 +38,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
-        buffers=NUM_HELD * BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
+        buffers=BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )

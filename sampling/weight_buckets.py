@@ -8,9 +8,10 @@ from typing import Any, Protocol, cast
 import torch
 import xxhash
 
-BUCKET_BYTES = 16 * 2**20  # of smaller ones the many operations cost, of larger ones the caches that they overflow
-NUM_HELD = 3  # buckets that an end holds at most: one is filled or read, two are under way
+BUCKET_BYTES = 4 * 2**20  # larger ones do not stay in the processor's caches
+NUM_HELD = 2  # buckets that an engine holds: one that comes, and the last one
 _ALIGNED = 16  # bytes: any dtype may begin there
+_LARGE = 2**16  # bytes that are not worth a call of their own
 
 Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
 
@@ -109,31 +110,53 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class Packing:
-    """Puts tensors into buckets as these are sent, one behind the other; `digests` of what was put in, by name."""
+    """Makes the bytes of buckets as these are sent, one behind the other; `digests` of what was given, by name."""
 
     def __init__(self, source: Iterator[tuple[str, torch.Tensor]]):
         self.digests: dict[str, str] = {}
+        self.num_given = 0  # bytes of the bucket at hand
         self._source = source
-        self._value: torch.Tensor | None = None  # of which a part was put in, and the rest comes next
+        self._value: torch.Tensor | None = None  # of which a part was given, and the rest comes next
         self._hash = xxhash.xxh3_128()
 
-    def pack(self, buffer: torch.Tensor, bucket: Bucket) -> None:
-        """Fill a bucket [bytes], but for its last byte. A tensor is asked for when its turn comes. Raises ValueError
-        where it is not the one that is planned."""
+    def pieces(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[memoryview]:
+        """Yield the bytes of a bucket, each piece to be sent before the next is asked for: those of large tensors that
+        are as they are sent from where they are, all others from the bucket's `buffer` [bytes], into which they are
+        copied; its last byte comes from there. A tensor is asked for when its turn comes. Raises ValueError where it is
+        not the one that is planned."""
+        self.num_given = 0
         for part in bucket.parts:
             if self._value is None:
                 self._value = self._next(part)
-            slot = part.bytes_in(buffer).view(part.dtype)
-            if part.is_whole:
-                slot.view(part.shape).copy_(self._value)
-            else:
-                first = part.offset // part.dtype.itemsize
-                slot.copy_(self._value.reshape(-1)[first : first + len(slot)])
-            self._hash.update(_bytes_of(slot))
+            bytes_, is_copied = self._bytes(part, self._value, buffer)
+            self._hash.update(bytes_)
             if part.end == part.num_bytes:
                 self.digests[part.name] = self._hash.hexdigest()
-                self._value = None  # before the next one is made
                 self._hash.reset()
+            if not is_copied:
+                yield self._give(buffer, part.start)
+                self.num_given += len(bytes_)
+                yield bytes_
+            del bytes_
+            if part.end == part.num_bytes:
+                self._value = None  # before the next one is made
+        yield self._give(buffer, bucket.size)
+
+    @staticmethod
+    def _bytes(part: Part, value: torch.Tensor, buffer: torch.Tensor) -> tuple[memoryview, bool]:
+        """Return (the bytes of a part as they are sent, whether they were copied into the bucket for it)."""
+        first, end = part.offset // part.dtype.itemsize, part.end // part.dtype.itemsize
+        rest = value if part.is_whole else value.reshape(-1)[first:end]
+        is_sent_so = rest.dtype == part.dtype and rest.device.type == "cpu" and rest.is_contiguous()
+        if is_sent_so and part.end - part.offset >= _LARGE:
+            return _bytes_of(rest), False
+        slot = part.bytes_in(buffer).view(part.dtype)
+        slot.view(rest.shape).copy_(rest)
+        return _bytes_of(slot), True
+
+    def _give(self, buffer: torch.Tensor, end: int) -> memoryview:
+        start, self.num_given = self.num_given, end
+        return buffer[start:end].numpy().data
 
     def _next(self, part: Part) -> torch.Tensor:
         name, value = next(self._source)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from espalier.sampling.weight_buckets import digest
-from espalier.sampling.weight_stream import Invitation, WeightReceiver
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver
 
 
 class KeepsRandomState:

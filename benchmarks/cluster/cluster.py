@@ -19,6 +19,7 @@ Overlap and driver: `benchmarks.cluster.overlap`, with engines that sleep.
 import argparse
 import asyncio
 import json
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed
 
 from benchmarks.cluster.overlap import GOAL as GOAL_OVERLAP
 from benchmarks.cluster.overlap import measure_driver, measure_overlap, overlap_ratios
@@ -52,8 +54,10 @@ from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
 from espalier.sampling.weight_buckets import digest, kinds_of
-from espalier.sampling.weight_stream import Invitation, WeightReceiver, WeightSender, own_address
+from espalier.sampling.weight_chain import Invitation, own_address
+from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 
+dist: Any = torch.distributed  # parts of it have no types
 HOW = "bash scripts/bench.sh cluster"
 PARTS = ["weights", "throughput", "overlap", "driver"]
 GOAL = 0.9
@@ -142,11 +146,28 @@ class EngineEnd:
 
         return peak_above(work)[1]
 
+    def join_bare(self, address: str, port: int, rank: int) -> None:
+        """Join the group of the bare broadcast."""
+        self.group = bare_group(address, port, rank)
+
     def take_bare(self) -> float:
         """Take part in the bare broadcast."""
-        for part in self.parts:
-            self.end.wait(self.end.broadcast(part))
+        broadcast(self.group, self.parts)
         return float(self.own["0"][0])
+
+
+def bare_group(address: str, port: int, rank: int) -> Any:
+    """Return a gloo group of three processes, the first of which is found there."""
+    store = dist.TCPStore(address, port, 3, is_master=rank == 0)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, 3, options)
+
+
+def broadcast(group: Any, parts: Sequence[torch.Tensor]) -> None:
+    """Send tensors from rank 0 to all others, or take them."""
+    for part in parts:
+        group.broadcast([part], dist.BroadcastOptions()).wait()
 
 
 async def measure_weights(rounds: int) -> list[dict[str, float]]:
@@ -169,17 +190,17 @@ async def measure_weights(rounds: int) -> list[dict[str, float]]:
     def pairs(arguments: tuple[Any, ...]) -> list[tuple[Any, tuple[int, ...]]]:
         return [(actor, (number + 1,) if arguments else ()) for number, actor in enumerate(actors)]
 
-    def broadcast() -> None:
-        for part in parts:
-            sender.wait(sender.broadcast(part))
-
+    address = sender.invitation.address
+    with socket.create_server((address, 0)) as free:
+        port = int(free.getsockname()[1])
     await both("join", sender.join, sender.invitation.as_dict())
+    _, _, bare = await both("join_bare", partial(bare_group, address, port, 0), address, port)
     rows = []
     for number in range(rounds + 1):
         row: dict[str, float] = {}
         for side in ("stream", "bare") if number % 2 else ("bare", "stream"):
             if side == "bare":
-                row["bare_seconds"] = (await both("take_bare", broadcast))[0]
+                row["bare_seconds"] = (await both("take_bare", partial(broadcast, bare, parts)))[0]
                 continue
             send = partial(sender.send, kinds, weights.items())
             row["stream_seconds"], of_engines, (_, own) = await both("take", partial(peak_above, send))

@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from espalier.sampling.weight_stream import Invitation
+from espalier.sampling.weight_chain import Invitation
 
 
 @runtime_checkable

@@ -12,7 +12,8 @@ import torch
 from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.sampling.client import LOOPBACK, ServerGone
 from espalier.sampling.weight_buckets import Streamed, kinds_of
-from espalier.sampling.weight_stream import StreamBroken, WeightSender, own_address
+from espalier.sampling.weight_chain import StreamBroken, own_address
+from espalier.sampling.weight_stream import WeightSender
 
 log = logging.getLogger(__name__)
 

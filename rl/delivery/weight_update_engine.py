@@ -13,7 +13,7 @@ from espalier.rl.probes.checks import CACHE, crashed
 from espalier.sampling.client import LOOPBACK, ServerGone, TakesWeights
 from espalier.sampling.connection import Connection
 from espalier.sampling.vllm_client import VLLMClient
-from espalier.sampling.weight_stream import Invitation
+from espalier.sampling.weight_chain import Invitation
 
 R = TypeVar("R")
 _MAX_ATTEMPTS = 3

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
 from espalier.sampling.client import LOOPBACK
-from espalier.sampling.weight_buckets import NUM_HELD, HeldBuckets, buckets_of, digest, kinds_of
-from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver, WeightSender, own_address
+from espalier.sampling.weight_buckets import HeldBuckets, buckets_of, digest, kinds_of
+from espalier.sampling.weight_chain import Invitation, StreamBroken, own_address
+from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STRANGE = {
@@ -109,27 +111,30 @@ def test_a_tensor_that_is_larger_than_a_bucket_is_cut_and_comes_whole_in_the_dty
         assert digest(found[name]) == digests[name]
 
 
-def test_no_end_holds_more_than_its_buckets_while_tensors_are_made_one_by_one() -> None:
-    """The tensors are asked for no earlier than the receivers can have taken the bucket before the last."""
-    num, received, ahead = 40, [0], []
+def test_of_tensors_that_are_made_one_by_one_the_trainer_holds_a_bucket_and_an_engine_two() -> None:
+    num, made, alive = 40, [], []
     kinds = {str(k): (torch.Size([100]), torch.float32) for k in range(num)}
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for k in range(num):
-            ahead.append(k - received[0])
-            yield str(k), torch.full((100,), float(k))
+            alive.append(sum(one() is not None for one in made))
+            value = torch.full((100,), float(k))
+            made.append(weakref.ref(value))
+            yield str(k), value
+            del value
 
-    def receive(end: WeightReceiver, number: int) -> None:
+    def receive(end: WeightReceiver, number: int) -> list[int]:
         for name, value in end.receive():
             assert value[0] == float(name)
-            received[0] += 1
-            time.sleep(0.002)
+        return [len(block) for block in end._held._blocks]
 
-    _, (found,) = streamed(1, receive, lambda end: end.send(kinds, weights()), bucket_bytes=400)
-    assert found is None
-    assert received == [num]
-    # one that is read and two that have come behind it, two on their way, one that is filled
-    assert max(ahead) <= 2 * NUM_HELD
+    sent, (found,) = streamed(
+        1, receive, lambda end: (end.send(kinds, weights()), len(end._buffer))[1], bucket_bytes=400
+    )
+    assert sent == 401
+    assert found == [401, 401]
+    assert len(alive) == num
+    assert max(alive) == 0
 
 
 def test_receivers_are_told_where_the_trainer_breaks_off() -> None:
@@ -152,21 +157,14 @@ class Tampering(WeightReceiver):
     def __init__(self, invitation: Invitation, rank: int, tamper: Callable[[int, torch.Tensor, torch.Tensor], None]):
         super().__init__(invitation, rank)
         self.tamper = tamper
-        self.num_asked = -2  # the plan comes first, and its size before it
-        self.asked: dict[Any, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        self.number = -2  # the plan comes first, and its size before it
 
-    def broadcast(self, tensor: torch.Tensor) -> Any:
-        before, number = tensor.clone(), self.num_asked
-        work = super().broadcast(tensor)
-        self.num_asked += 1
-        if number >= 0:
-            self.asked[work] = number, before, tensor
-        return work
-
-    def wait(self, work: Any) -> None:
-        super().wait(work)
-        if work in self.asked:
-            self.tamper(*self.asked.pop(work))
+    def _read(self, bytes_: memoryview) -> None:
+        before = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8)
+        super()._read(bytes_)
+        if self.number >= 0:
+            self.tamper(self.number, before, torch.frombuffer(bytes_, dtype=torch.uint8))
+        self.number += 1
 
 
 FOUR = {name: torch.full((100,), value) for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 4.0))}
@@ -254,7 +252,8 @@ def test_a_worker_that_dies_in_the_middle_of_a_delivery_ends_it_for_all() -> Non
     weights = {str(k): torch.full((25_000,), float(k)) for k in range(60)}
     program = """
 import json, os, sys
-from espalier.sampling.weight_stream import Invitation, WeightReceiver
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver
 for number, _ in enumerate(WeightReceiver(Invitation(**json.loads(sys.argv[1])), 2).receive()):
     if number == 5:
         os._exit(7)
@@ -330,18 +329,27 @@ def test_where_the_trainer_is_found_depends_on_where_the_engines_are() -> None:
 def test_a_program_may_end_while_a_bucket_is_under_way() -> None:
     program = f"""
 import threading, time, torch
+from espalier.sampling.weight_buckets import kinds_of
+from espalier.sampling.weight_chain import StreamBroken
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
-sender = WeightSender("{LOOPBACK}", 1, seconds=3.0)
+sender = WeightSender("{LOOPBACK}", 1, seconds=30.0)
 kept = []
 threading.Thread(target=lambda: kept.append(WeightReceiver(sender.invitation, 1)), daemon=True).start()
 sender.join()
-sender.broadcast(torch.zeros(8))  # nobody takes it
-sender.close()
+weights = {{"a": torch.zeros(10_000_000)}}  # nobody takes it
+def send():
+    try:
+        sender.send(kinds_of(weights), weights.items())
+    except StreamBroken:
+        print("broken")
+threading.Thread(target=send).start()
 time.sleep(0.5)
+sender.close()
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
-    assert subprocess.run(command, timeout=60, env=environment, check=False).returncode == 0
+    found = subprocess.run(command, timeout=60, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    assert (found.returncode, found.stdout) == (0, "broken\n")
 
 
 def test_a_program_may_end_at_once_behind_a_delivery() -> None:
@@ -367,3 +375,38 @@ sys.exit(143)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(4)]
     assert [process.wait(120) for process in started] == [143] * 4
+
+
+def test_large_tensors_are_sent_from_where_they_are_and_what_follows_them_in_a_bucket_stays_in_its_place() -> None:
+    """64 KiB is large; a bucket begins with a small one, and ends with one that has to be rounded."""
+    torch.manual_seed(0)
+    weights = {
+        "small": torch.randn(5).bfloat16(),
+        "large": torch.randn(300, 200).bfloat16(),
+        "odd": torch.randn(3).bfloat16(),
+        "rounded": torch.randn(70_000),
+        "turned": torch.randn(300, 200).bfloat16().t(),
+        "cut": torch.randn(500_001).bfloat16(),
+        "last": torch.randn(1).bfloat16(),
+    }
+    kinds = kinds_of(weights, torch.bfloat16)
+    send = partial(WeightSender.send, kinds=kinds, weights=weights.items())
+    digests, found = streamed(2, lambda end, _: dict(end.receive()), send, bucket_bytes=400_000)
+    for one in found:
+        assert list(one) == list(weights)
+        for name, value in weights.items():
+            assert torch.equal(one[name], value.to(torch.bfloat16)), name
+            assert digest(one[name]) == digests[name]
+
+
+def test_receivers_are_told_where_the_trainer_breaks_off_behind_a_large_tensor_of_the_bucket() -> None:
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(50_000)
+        raise ValueError("no gradient")
+
+    kinds = {name: (torch.Size([50_000]), torch.float32) for name in "abc"}
+    sent, found = streamed(
+        2, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights()), bucket_bytes=500_000
+    )
+    assert str(sent) == "no gradient"
+    assert all("broke off" in str(error) for error in found)

@@ -82,7 +82,8 @@ class StandIn:
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
 
-        from espalier.sampling.weight_stream import Invitation, WeightReceiver
+        from espalier.sampling.weight_chain import Invitation
+        from espalier.sampling.weight_stream import WeightReceiver
 
         if (before := getattr(self, "weights", None)) is not None:
             before.close()
