@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from espalier.sampling.client import LOOPBACK
 
 GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
 GIVEN_UP = "given up"  # in the store
+_KEY_SECONDS = 5.0  # in which who comes in has to show the key
 
 
 class StreamBroken(RuntimeError):
@@ -134,10 +136,11 @@ def _admit(door: socket.socket, key: bytes, deadline: float) -> socket.socket:
     while True:
         door.settimeout(max(0.01, deadline - time.monotonic()))
         connection, _ = door.accept()
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.settimeout(_KEY_SECONDS)
         shown = b""
-        while len(shown) < len(key) and (more := connection.recv(len(key) - len(shown))):
-            shown += more
+        with suppress(OSError):
+            while len(shown) < len(key) and (more := connection.recv(len(key) - len(shown))):
+                shown += more
         if secrets.compare_digest(shown, key):
             connection.settimeout(GLANCE.total_seconds())
             return connection

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import torch
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
 from espalier.sampling.client import LOOPBACK
 from espalier.sampling.weight_buckets import HeldBuckets, buckets_of, digest, kinds_of
-from espalier.sampling.weight_chain import Invitation, StreamBroken, own_address
+from espalier.sampling.weight_chain import Invitation, StreamBroken, _admit, own_address
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -318,6 +319,19 @@ def test_every_wait_has_a_deadline() -> None:
         lonely.join()
     with pytest.raises(StreamBroken, match=r"the trainer at 127.0.0.1:\d+ cannot be reached from here"):
         WeightReceiver(lonely.invitation, 1)
+
+
+def test_who_does_not_know_the_key_of_the_group_is_turned_away() -> None:
+    with socket.create_server((LOOPBACK, 0)) as door:
+        place = door.getsockname()
+        with socket.create_connection(place) as stranger, socket.create_connection(place) as silent:
+            stranger.sendall(b"0" * 16)
+            silent.shutdown(socket.SHUT_WR)
+            with socket.create_connection(place) as known:
+                known.sendall(b"k" * 16)
+                with _admit(door, b"k" * 16, time.monotonic() + 20) as admitted:
+                    assert admitted.getpeername() == known.getsockname()
+            assert stranger.recv(1) == b""
 
 
 def test_where_the_trainer_is_found_depends_on_where_the_engines_are() -> None:
