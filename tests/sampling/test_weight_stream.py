@@ -250,7 +250,7 @@ def test_other_tensors_than_planned_are_not_sent() -> None:
 
 def test_a_worker_that_dies_in_the_middle_of_a_delivery_ends_it_for_all() -> None:
     """The trainer learns of it at once; the other engine when the trainer gives the delivery up, as it does then."""
-    weights = {str(k): torch.full((25_000,), float(k)) for k in range(60)}
+    weights = {str(k): torch.full((500_000,), float(k)) for k in range(60)}  # more than connections hold
     program = """
 import json, os, sys
 from espalier.sampling.weight_chain import Invitation
@@ -279,7 +279,7 @@ for number, _ in enumerate(WeightReceiver(Invitation(**json.loads(sys.argv[1])),
         return WeightReceiver(invitation, rank)
 
     started = time.monotonic()
-    sent, (found,) = streamed(1, receive, send, bucket_bytes=100_000, seconds=90.0, join=join, num_others=1)
+    sent, (found,) = streamed(1, receive, send, bucket_bytes=2_000_000, seconds=90.0, join=join, num_others=1)
     assert dying[0].wait(60) == 7
     assert isinstance(sent, StreamBroken)
     assert isinstance(found, StreamBroken)
