@@ -10,9 +10,10 @@ import math
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.weight_stream import BUCKET_BYTES
+from espalier.sampling.weight_buckets import BUCKET_BYTES
 from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
 from espalier.training.memory_plan import Network, Setup, Work
+from espalier.training.shards import GROUP_BYTES
 
 
 def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
@@ -38,15 +39,15 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
-        buffers=(3 if cutting["stage"] == 3 else 2) * _bucket_bytes(policy),
+        buffers=BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )
 
 
-def _bucket_bytes(policy: Network) -> int:
-    """Return what one bucket of a delivery takes: at least the largest parameter, which is the embedding."""
-    return max(BUCKET_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
+def _gathered_bytes(policy: Network) -> int:
+    """Return what is gathered at once of parameters that are cut: at least the largest one, which is the embedding."""
+    return max(GROUP_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
 
 
 def window_of(config: RLConfig) -> int:

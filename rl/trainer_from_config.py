@@ -17,8 +17,9 @@ from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
+from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.delivery.weight_update_engine import OwnEngine, VLLMEngine
 from espalier.rl.estimator_context import AdvantageEstimator, NamesCompletions
 from espalier.rl.evaluation import Evaluation
 from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
@@ -28,7 +29,8 @@ from espalier.rl.learner import Learner
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
-from espalier.rl.rollout import Sampler, check_params
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_checks import check_params
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
