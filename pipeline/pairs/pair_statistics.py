@@ -86,7 +86,8 @@ def _nth(lengths: Counter[int], order: Sequence[int], place: int) -> int:
 def _rounded(
     name: str, mean: float, lowest: float, middle: Sequence[float], highest: float, digits: int
 ) -> dict[str, float]:
-    figures = {"mean": mean, "lowest": lowest, "median": sum(middle) / len(middle), "highest": highest}
+    median = middle[0] if len(middle) == 1 else sum(middle) / 2
+    figures = {"mean": mean, "lowest": lowest, "median": median, "highest": highest}
     return {f"{name}_{key}": round(value, digits) for key, value in figures.items()}
 
 

@@ -375,7 +375,7 @@ def test_a_solution_without_step_scores_makes_no_pair_and_is_in_no_benchmark(tmp
     context = StageContext(None, tmp_path / "o", 10.0)
     distinct = [replace(row, response_ids=[2, 3 + k], step_ends=[1, 2]) for k, row in enumerate(rows)]
     write_records(paths["t"], distinct)
-    pairs = ProcessPreferences(scores=paths["s"]).run(paths["t"], context)
+    pairs = list(ProcessPreferences(scores=paths["s"]).run(paths["t"], context))
     assert {name for pair in pairs for name in pair.id.split(">")} <= {"a/1", "a/2"}
     assert context.counts["without_score"] == 1
     judged = [AnnotatedSolution(row.id, row.id, "Q", row.steps, [1.0, label], first, None)
