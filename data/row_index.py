@@ -116,6 +116,7 @@ class ProblemRows:
     def problems_by_id(self, order: Callable[[str], bytes]) -> Iterator[int]:
         """Yield every problem of any file, in the order of what `order` makes of its id."""
         with self._on_disk():
+            self._base.execute("DELETE FROM names")
             self._base.execute("BEGIN")
             for problem in self.problems():
                 first = next(row for number in range(len(self._files)) for row in self._first(number, problem))
