@@ -46,6 +46,11 @@ class ProblemRows:
         self._files: list[tuple[type, IO[bytes], str]] = []
         self._open = ExitStack()
 
+    @property
+    def num_files(self) -> int:
+        """How many were added; the number of the next one."""
+        return len(self._files)
+
     def close(self) -> None:
         """Let the files and the index go."""
         self._base.close()

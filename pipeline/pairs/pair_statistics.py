@@ -61,7 +61,8 @@ class PairStatistics:
 
     def _margin_figures(self, number: int) -> dict[str, float]:
         read = self._margins.execute
-        middle = read("SELECT margin FROM margins ORDER BY margin LIMIT ? OFFSET ?", (2 - number % 2, (number - 1) // 2))
+        ordered = "SELECT margin FROM margins ORDER BY margin LIMIT ? OFFSET ?"
+        middle = read(ordered, (2 - number % 2, (number - 1) // 2)).fetchall()
         lowest, highest = read("SELECT min(margin), max(margin) FROM margins").fetchone()
         mean = math.fsum(margin for (margin,) in read("SELECT margin FROM margins")) / number
         return _rounded("margin", mean, lowest, [margin for (margin,) in middle], highest, 4)

@@ -24,7 +24,8 @@ def sample_order(identity: str) -> bytes:
     """Return what sorts ids as they were given out: `p/2` before `p/10`, on disk too.
 
     Texts and numbers take turns, and the id itself decides between equal ones. A text ends with a zero byte, behind
-    which stands 1 for a number, 0 for the end, and 255 where the zero byte is the text's: bytes compare as the parts do.
+    which stands 1 for a number, 0 for the end, and 255 where the zero byte is the text's: so bytes compare as the
+    parts do.
     """
     parts = re.split(r"([0-9]{1,18})", identity)
     keys = [b"\1" + int(part).to_bytes(8, "big") if place % 2 else part.encode("utf-8", "surrogatepass")

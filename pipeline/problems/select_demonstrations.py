@@ -101,9 +101,7 @@ class SelectDemonstrations(ProblemPart):
             log.warning("no demonstration: no solution is right")
         return [Demonstration(row.id, row.prompt, row.response) for row in chosen]
 
-    def _ordered(
-        self, problem: str, group: list[Trajectory], scores: Numbers
-    ) -> list[Trajectory]:
+    def _ordered(self, problem: str, group: list[Trajectory], scores: Numbers) -> list[Trajectory]:
         group = sorted(group, key=lambda row: sample_order(row.id))
         if self.order == "best":
             values = {row.id: aggregate(numbers_of_steps(row, scores, self.scores), self.how) for row in group}

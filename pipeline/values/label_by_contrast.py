@@ -88,7 +88,7 @@ class LabelByContrast:
     def _placed(
         self, rows: ProblemRows, input_path: str, rule: Contrast, context: StageContext
     ) -> Iterator[tuple[int, StepValues]]:
-        """Yield (place among the rows of all files, record) of what is kept, problem by problem; then check the sums."""
+        """Yield (place among the rows of all files, record) of what is kept, by problem; then check the sums."""
         totals = _Totals()
         for problem in rows.problems():
             continuations = self._continuations(rows, problem, input_path)
