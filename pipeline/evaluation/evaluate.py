@@ -47,7 +47,7 @@ __all__ = ["Evaluate", "Prediction", "best_of", "bootstrap_interval", "interval"
 
 log = logging.getLogger("stage")
 
-_TOGETHER = 64  # problems whose answers are compared at a time
+_TOGETHER = 16  # problems whose answers are compared at a time
 
 
 @dataclass(frozen=True)
