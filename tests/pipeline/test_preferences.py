@@ -609,6 +609,9 @@ def test_ids_are_ordered_as_they_were_given_out() -> None:
     ids = ["p2/0", "p10/1", "p/9", "p/9#2", "p/10"]
     assert sorted(set(ids), key=sample_order) == ids
     assert sample_order("p/" + "9" * 5000) > sample_order("p/10")
+    others = ["", "0", "01", "1", "a", "a1", "a1\0", "a1b", "a2", "a\0", "a\0b", "ab", "\u00e9", "\ud800"]
+    shuffled = random.Random(0).sample(others, len(others))
+    assert sorted(shuffled, key=sample_order) == others  # an id that begins another one stands before it
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
