@@ -3,7 +3,8 @@
 Every file is read once from top to bottom, each row checked, and what is noted of it (the hash of its problem and of
 its id, where it begins) goes into a SQLite file that has no name and is gone with the process. Then the rows of one
 problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes them as
-answers come.
+answers come. Memory does not depend on the number of rows: what SQLite holds of the index, and of what it sorts, is
+bounded by its cache.
 """
 
 import errno
@@ -11,16 +12,17 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from espalier.data.jsonl import iter_lines, parse_line
 from espalier.data.records import BadInput, parse_record
 
-_FILE = 1 << 40  # more rows than a file has
-_CACHE_KIB = 32 * 1024
+FILE = 1 << 40  # more rows than a file has: FILE * number + place is a row's place among those of all files
+_CACHE_KIB = 4 * 1024  # of pages, and as much again of a sort before it goes on on disk
 
 
 def _hash(text: str) -> int:
@@ -39,15 +41,28 @@ class ProblemRows:
         self._base = sqlite3.connect(self._name, isolation_level=None)
         self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
                                  "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, "
-                                 "line TEXT);")  # fmt: skip
+                                 "line TEXT); CREATE TABLE names (name BLOB, problem INTEGER);")  # fmt: skip
         Path(self._name).unlink()  # it stays open, and is gone with the process
         self._files: list[tuple[type, IO[bytes], str]] = []
         self._open = ExitStack()
+
+    @property
+    def num_files(self) -> int:
+        """How many were added; the number of the next one."""
+        return len(self._files)
 
     def close(self) -> None:
         """Let the files and the index go."""
         self._base.close()
         self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @contextmanager
     def _on_disk(self) -> Iterator[None]:
@@ -97,11 +112,39 @@ class ProblemRows:
 
     def problems(self) -> Iterator[int]:
         """Yield every problem, in the order of its first row in the first file, those of later files alone behind."""
-        parts = " UNION ALL ".join(f"SELECT problem, place + {number * _FILE} AS place FROM rows{number}"
+        parts = " UNION ALL ".join(f"SELECT problem, place + {number * FILE} AS place FROM rows{number}"
                                    for number in range(len(self._files)))  # fmt: skip
         with self._on_disk():
             for (problem,) in self._base.execute(f"SELECT problem FROM ({parts}) GROUP BY problem ORDER BY min(place)"):
                 yield problem
+
+    def problems_by_id(self, order: Callable[[str], bytes]) -> Iterator[int]:
+        """Yield every problem of any file, in the order of what `order` makes of its id."""
+        with self._on_disk():
+            self._base.execute("DELETE FROM names")
+            self._base.execute("BEGIN")
+            for problem in self.problems():
+                first = next(row for number in range(len(self._files)) for row in self._first(number, problem))
+                self._base.execute("INSERT INTO names VALUES (?, ?)", (order(first["problem_id"]), problem))
+            self._base.execute("COMMIT")
+            for (problem,) in self._base.execute("SELECT problem FROM names ORDER BY name"):
+                yield problem
+
+    def _first(self, number: int, problem: int) -> Iterator[dict[str, Any]]:
+        where = f"SELECT start, size FROM rows{number} WHERE problem = ? ORDER BY place LIMIT 1"
+        for start, size in self._base.execute(where, (problem,)):
+            yield self._row(number, start, size)
+
+    def elsewhere(self, number: int, other: int) -> tuple[Any, Any] | None:
+        """Return two records of one id in two files that are of different problems, None where there are none."""
+        both = (f"SELECT a.start, a.size, b.start, b.size FROM rows{number} a JOIN rows{other} b ON a.name = b.name "
+                "WHERE a.problem <> b.problem ORDER BY a.place LIMIT 1")  # fmt: skip
+        with self._on_disk():
+            found = self._base.execute(both).fetchone()
+        if found is None:
+            return None
+        kinds = self._files[number][0], self._files[other][0]
+        return kinds[0](**self._row(number, *found[:2])), kinds[1](**self._row(other, *found[2:]))
 
     def rows(self, number: int, problem: int) -> list[Any]:
         """Return a problem's records in one file, in file order."""
@@ -124,7 +167,11 @@ class ProblemRows:
         """Yield records in the order of the places they come with, by way of the disk where that is another one."""
         if self.stands_together:
             yield from (record for _, record in results)
-            return
+        else:
+            yield from self.sorted_on_disk(results)
+
+    def sorted_on_disk(self, results: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        """Yield records of one kind in the order of the numbers they come with, no two of which are equal."""
         kind: type | None = None
         with self._on_disk():
             self._base.execute("BEGIN")

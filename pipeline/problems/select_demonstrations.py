@@ -9,15 +9,15 @@
 import logging
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from espalier.data.jsonl import read_records
-from espalier.data.records import BadInput, Demonstration, Trajectory
-from espalier.pipeline.pairs.build_preferences import numbers_of_steps, read_steps
+from espalier.data.records import BadInput, Demonstration, StepScores, Trajectory
+from espalier.pipeline.pairs.step_numbers import Numbers, numbers_of_steps, step_numbers
 from espalier.pipeline.pairs.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import aggregate, check_aggregate
@@ -80,7 +80,7 @@ class SelectDemonstrations(ProblemPart):
         for row in rows:
             if row.is_correct and len(row.steps) >= self.min_steps:
                 groups[row.problem_id].append(row)
-        scores = read_steps("", self.scores) if self.scores else {}
+        scores = step_numbers(read_records(StepScores, self.scores)) if self.scores else {}
         chosen: list[Trajectory] = []
         num_repeated = 0
         for problem, group in groups.items():
@@ -101,9 +101,7 @@ class SelectDemonstrations(ProblemPart):
             log.warning("no demonstration: no solution is right")
         return [Demonstration(row.id, row.prompt, row.response) for row in chosen]
 
-    def _ordered(
-        self, problem: str, group: list[Trajectory], scores: Mapping[str, tuple[str, list[float]]]
-    ) -> list[Trajectory]:
+    def _ordered(self, problem: str, group: list[Trajectory], scores: Numbers) -> list[Trajectory]:
         group = sorted(group, key=lambda row: sample_order(row.id))
         if self.order == "best":
             values = {row.id: aggregate(numbers_of_steps(row, scores, self.scores), self.how) for row in group}

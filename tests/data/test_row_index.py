@@ -52,6 +52,20 @@ def test_what_is_made_of_problems_comes_in_the_order_of_the_first_file(is_mixed:
     assert list(rows.in_file_order(made)) == part
 
 
+def test_problems_come_in_the_order_of_their_ids_as_often_as_they_are_asked_for(tmp_path: Path) -> None:
+    rows = files(tmp_path, ROWS[::-1], [StepScores("p/0", "p", [])])
+    for _ in range(2):
+        groups = [rows.rows(0, problem) or rows.rows(1, problem) for problem in rows.problems_by_id(str.encode)]
+        assert [group[0].problem_id for group in groups] == ["p", "p0", "p1", "p2", "p3", "p4"]
+
+
+def test_an_id_of_two_files_that_is_of_two_problems_is_found(tmp_path: Path) -> None:
+    moved = replace(ROWS[4], problem_id="other")
+    rows = files(tmp_path, ROWS, [*ROWS[:3], moved], ROWS)
+    assert rows.elsewhere(0, 1) == (ROWS[4], moved)
+    assert rows.elsewhere(0, 2) is None
+
+
 def test_an_id_that_stands_twice_and_a_bad_row_are_named_with_their_places(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     lines = [json.dumps(asdict(row)) for row in [*ROWS[:4], ROWS[1]]]

@@ -151,7 +151,7 @@ def test_the_verdicts_rule() -> None:
 
 
 def described(rows: list[StepValues]) -> dict[str, Any]:
-    return describe_signal(counted_states(rows)[0])
+    return describe_signal(signal_sums(counted_states(rows)[0]))
 
 
 def test_equal_values_and_values_of_6_and_12_per_cent_carry_no_signal_and_spread_ones_do() -> None:
