@@ -12,6 +12,9 @@ LOOPBACK = "127.0.0.1"
 WEIGHTS, CACHE = "weights", "kv_cache"
 """What a sleeping engine lets go of, and takes again one after the other: vLLM's names for the parts of its memory."""
 
+MAX_TOP_LOGPROBS = 20
+"""What vLLM gives of a place where it is not configured otherwise."""
+
 
 class Refused(RuntimeError):
     """The server refuses this request for good (too long, ill-formed): the row fails, the run goes on."""
@@ -53,7 +56,8 @@ class SamplingParams:
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
     as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`
-    keeps the sampled tokens' log-probs. `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a
+    keeps the sampled tokens' log-probs; `top_logprobs` those of so many likeliest tokens at every place too (engines take
+    20 at most). `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a
     response as the end token does: the first is its last token and no part of its text.
     """
 
@@ -65,6 +69,7 @@ class SamplingParams:
     is_seeded: bool = False
     return_logprobs: bool = False
     stop_tokens: list[Any] = field(default_factory=list)
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         for name, is_good, need in (
@@ -72,6 +77,7 @@ class SamplingParams:
             ("temperature", self.temperature >= 0, "at least 0"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_logprobs", 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, f"in [0, {MAX_TOP_LOGPROBS}]"),
         ):
             if not is_good:
                 raise ValueError(f"params.{name} must be {need}, got {getattr(self, name)}")
@@ -107,7 +113,8 @@ class Sample:
     """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`. `stop`: the
     stop string that ended it, "" where an end token or the length did; `text` ends before it, `token_ids` with it.
     `versions`: (first token, stamp) of every version of the weights that drew some, in order; empty where the engine
-    does not say."""
+    does not say. `top_logprobs`: at every place the log-probs of the likeliest tokens by id, where they were asked
+    for."""
 
     text: str
     token_ids: list[int]
@@ -115,6 +122,7 @@ class Sample:
     logprobs: list[float] | None = None
     stop: str = ""
     versions: tuple[tuple[int, str], ...] = ()
+    top_logprobs: tuple[dict[int, float], ...] = ()
 
 
 class Client(Protocol):

@@ -1,0 +1,138 @@
+"""Language models that a reward asks while it scores: an own engine, a server that runs, or a chat API.
+
+The events have a loop and a thread of their own, so that a reward, which is called in threads while rollouts go on, is
+an ordinary function. At most `concurrency` requests are under way; each has `deadline_seconds` from when it leaves.
+
+What can go wrong is never a score: a client that is gone (`ServerGone`: no engine is left, a server stays away), a
+request that is late, and a budget that is spent end the run, which its checkpoint takes up. A request that the model
+refuses for good is answered with None, and counted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from espalier.data.asked_texts import AskedText, WrittenText
+from espalier.data.records import BadInput
+from espalier.runtime.background_loop import BackgroundLoop
+from espalier.sampling.client import (
+    MAX_TOP_LOGPROBS,
+    Client,
+    HasEngines,
+    Refused,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ServerGone,
+)
+from espalier.sampling.vllm_client import VLLMClient
+
+log = logging.getLogger("rl")
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class LateAnswer(ServerGone):
+    """A request was not answered in the time that it has."""
+
+
+class Asking:
+    """Args: `client`, not opened, with engines of its own (their log is `log` where it names none), of a server that
+    runs, or of a chat API; `params` of what is written. Raises BadInput on a server without an address, a concurrency
+    below 1 and a deadline of 0."""
+
+    def __init__(
+        self, client: Client, params: SamplingParams, log: str, concurrency: int = 64, deadline_seconds: float = 600.0
+    ):
+        if concurrency < 1 or not deadline_seconds > 0:
+            raise BadInput("what a reward asks needs concurrency 1 or more and deadline_seconds above 0, got "
+                           f"{concurrency} and {deadline_seconds:g}")  # fmt: skip
+        if isinstance(client, VLLMClient) and not client.urls:
+            raise BadInput("the reward asks a server and has no address: set its client.base_url=http://HOST:PORT, or "
+                           "its client to data_parallel_engines")  # fmt: skip
+        self.client, self.params = client, params
+        self.concurrency, self.deadline_seconds = concurrency, deadline_seconds
+        self.num_refused = 0
+        self._log = log
+        self._loop = BackgroundLoop()
+        self._is_open = False
+
+    def open(self, model: str, text: str, ids: list[int]) -> None:
+        """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text`.
+
+        Raises BadInput where engines are to load two models, or the tokenizer is another one; ServerGone.
+        """
+        if self._is_open:
+            return
+        if isinstance(self.client, HasEngines):
+            if self.client.model not in ("", model):
+                raise BadInput(f"client.model={self.client.model}: the engines load what the reward names, {model}: "
+                               "leave it out")  # fmt: skip
+            self.client.model, self.client.log = model, self.client.log or self._log
+        elif isinstance(self.client, VLLMClient) and ids:
+            self.client.expect_tokens(text, ids)
+        self._loop.run(self.client.open())
+        self._is_open = True
+
+    def texts(self, asked: Sequence[AskedText]) -> list[list[WrittenText] | None]:
+        """Return what was written for each, `params.n` texts. Raises ServerGone, BudgetSpent, and what clients raise
+        about settings."""
+
+        async def one(request: AskedText) -> list[WrittenText]:
+            samples = await self._sample(request.id, request.text, request.ids, self.params)
+            return [WrittenText(sample.text, sample.finish_reason == "stop") for sample in samples]
+
+        return self._loop.run(self._ask_all(asked, one))
+
+    def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
+        """Return the log-probs of the 20 likeliest tokens behind each row, and of the one that was drawn, at temperature
+        1. Raises as `texts`."""
+        params = replace(self.params, n=1, max_tokens=1, temperature=1.0, top_p=1.0, stop=[], stop_tokens=[],
+                         top_logprobs=MAX_TOP_LOGPROBS)  # fmt: skip
+
+        async def one(ids: list[int]) -> dict[int, float]:
+            (sample,) = await self._sample(f"next/{hash(tuple(ids))}", "", ids, params)
+            if len(sample.top_logprobs) != 1:
+                raise BadInput("this client says nothing of the likeliest tokens: set reward votes=hard")
+            return sample.top_logprobs[0]
+
+        return self._loop.run(self._ask_all(rows, one))
+
+    async def _sample(self, name: str, text: str, ids: list[int], params: SamplingParams) -> list[Sample]:
+        chat = [] if ids else [{"role": "user", "content": text}]
+        return await self.client.sample(SampleRequest(name, text, ids, chat), params)
+
+    async def _ask_all(self, asked: Sequence[A], one: Callable[[A], Awaitable[R]]) -> list[R | None]:
+        room = asyncio.Semaphore(self.concurrency)
+
+        async def within(request: A) -> R | None:
+            async with room:
+                try:
+                    async with asyncio.timeout(self.deadline_seconds):
+                        return await one(request)
+                except TimeoutError:
+                    raise LateAnswer("what the reward asks was not answered in "
+                                     f"{self.deadline_seconds:g} s: raise its deadline_seconds, or ask for less") from None  # fmt: skip
+                except Refused as error:
+                    self.num_refused += 1
+                    log.warning("what the reward asks is refused (%d so far): %s", self.num_refused, error)
+                    return None
+
+        tasks = [asyncio.create_task(within(request)) for request in asked]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close the client: engines of its own end."""
+        try:
+            if self._is_open:
+                self._is_open = False
+                self._loop.run(self.client.close())
+        finally:
+            self._loop.close()
