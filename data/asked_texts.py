@@ -33,7 +33,7 @@ class Asks(Protocol):
         """Start asking for that model, whose tokens of `text` are `ids` ("": whichever the client names)."""
 
     def texts(self, asked: Sequence[AskedText]) -> list[list[WrittenText] | None]:
-        """Return what was written for each, in order; None where the model refuses it for good (too long)."""
+        """Return the texts written for each, in order; None where the model refuses it for good (too long)."""
 
     def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
         """Return the log-probs of the likeliest tokens behind each row of ids, by id; None where it is refused."""

@@ -15,6 +15,11 @@ import torch
 from espalier.data.records import Trajectory
 
 
+VERIFIER = "verifier"
+"""The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
+grader (`rl.rank_watch`)."""
+
+
 @dataclass(frozen=True)
 class Score:
     """`outcome` belongs to the last token; `steps` are process rewards, one at the end of each step, or none.

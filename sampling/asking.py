@@ -1,7 +1,8 @@
-"""Language models that a reward asks while it scores: an own engine, a server that runs, or a chat API.
+"""Language models that a reward asks while it scores: engines of its own, a server that runs, or a chat API.
 
 The events have a loop and a thread of their own, so that a reward, which is called in threads while rollouts go on, is
-an ordinary function. At most `concurrency` requests are under way; each has `deadline_seconds` from when it leaves.
+an ordinary function. At most `concurrency` requests are under way; each has `deadline_seconds` from when it leaves,
+with all that its client tries again.
 
 What can go wrong is never a score: a client that is gone (`ServerGone`: no engine is left, a server stays away), a
 request that is late, and a budget that is spent end the run, which its checkpoint takes up. A request that the model
@@ -10,11 +11,13 @@ refuses for good is answered with None, and counted.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from espalier.data.asked_texts import AskedText, WrittenText
+from espalier.data.process_data.published import content_key
 from espalier.data.records import BadInput
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import (
@@ -32,6 +35,7 @@ from espalier.sampling.vllm_client import VLLMClient
 log = logging.getLogger("rl")
 A = TypeVar("A")
 R = TypeVar("R")
+_ROUNDING = 1e-3
 
 
 class LateAnswer(ServerGone):
@@ -52,6 +56,8 @@ class Asking:
         if isinstance(client, VLLMClient) and not client.urls:
             raise BadInput("the reward asks a server and has no address: set its client.base_url=http://HOST:PORT, or "
                            "its client to data_parallel_engines")  # fmt: skip
+        if isinstance(client, VLLMClient) and client.endpoint != "completions":
+            raise BadInput("the reward asks a server by token ids: leave its client.endpoint=completions")
         self.client, self.params = client, params
         self.concurrency, self.deadline_seconds = concurrency, deadline_seconds
         self.num_refused = 0
@@ -60,7 +66,8 @@ class Asking:
         self._is_open = False
 
     def open(self, model: str, text: str, ids: list[int]) -> None:
-        """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text`.
+        """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text` (no
+        special ones); once.
 
         Raises BadInput where engines are to load two models, or the tokenizer is another one; ServerGone.
         """
@@ -71,7 +78,7 @@ class Asking:
                 raise BadInput(f"client.model={self.client.model}: the engines load what the reward names, {model}: "
                                "leave it out")  # fmt: skip
             self.client.model, self.client.log = model, self.client.log or self._log
-        elif isinstance(self.client, VLLMClient) and ids:
+        elif isinstance(self.client, VLLMClient):
             self.client.expect_tokens(text, ids)
         self._loop.run(self.client.open())
         self._is_open = True
@@ -88,14 +95,15 @@ class Asking:
 
     def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
         """Return the log-probs of the 20 likeliest tokens behind each row, and of the one that was drawn, at temperature
-        1. Raises as `texts`."""
+        1. Raises as `texts`, and BadInput on a client that gives none."""
         params = replace(self.params, n=1, max_tokens=1, temperature=1.0, top_p=1.0, stop=[], stop_tokens=[],
                          top_logprobs=MAX_TOP_LOGPROBS)  # fmt: skip
 
         async def one(ids: list[int]) -> dict[int, float]:
-            (sample,) = await self._sample(f"next/{hash(tuple(ids))}", "", ids, params)
+            (sample,) = await self._sample(f"next/{content_key(ids)}", "", ids, params)
             if len(sample.top_logprobs) != 1:
-                raise BadInput("this client says nothing of the likeliest tokens: set reward votes=hard")
+                raise BadInput("this client says nothing of the likeliest tokens: set the reward's votes=hard")
+            check_logprobs(sample.top_logprobs[0])
             return sample.top_logprobs[0]
 
         return self._loop.run(self._ask_all(rows, one))
@@ -136,3 +144,12 @@ class Asking:
                 self._loop.run(self.client.close())
         finally:
             self._loop.close()
+
+
+def check_logprobs(likeliest: dict[int, float]) -> None:
+    """Raise BadInput where the numbers of some tokens at one place are no log-probs: an engine that was started with
+    another `logprobs_mode` gives logits in their place."""
+    mass = sum(math.exp(min(value, 1.0)) for value in likeliest.values())
+    if not mass <= 1 + _ROUNDING:
+        raise BadInput(f"the probabilities of {len(likeliest)} tokens at one place sum to {mass:.4g}: start the engine "
+                       "that the reward asks with logprobs_mode=raw_logprobs")  # fmt: skip

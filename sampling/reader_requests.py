@@ -23,7 +23,8 @@ from espalier.data.reader_prompts import read_answers
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import chat_request, check_template, fill, last_line_says
+from espalier.data.judge_texts import check_template, fill, last_line_says
+from espalier.sampling.llm_judge import chat_request
 
 EXTRACT_PROMPT = """\
 Here are a question and a paragraph. Which answers to the question does the paragraph offer? Count also those \

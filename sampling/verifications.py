@@ -17,7 +17,7 @@ from espalier.data.solutions_to_verify import Question, questions_about, read_so
 from espalier.data.tasks.task import Task
 from espalier.data.verification import VerifierFormat, verdict_name
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import check_template, fill
+from espalier.data.judge_texts import check_template, fill
 
 TEACHER_PROMPT = """\
 Here are a problem and a solution to it, or its first steps. Check every step: calculate anew what it calculates, and \
