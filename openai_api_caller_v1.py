@@ -16,8 +16,8 @@ from espalier.models.tokenizer import check_model_folder, load_tokenizer
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import SampleConfig
-from espalier.sampling.job import run_job
 from espalier.sampling.api_keys import check_keys
+from espalier.sampling.job import run_job
 
 
 @entrypoint(SampleConfig, config_name="api/openai/distil")

@@ -84,9 +84,7 @@ def read_solutions(path: str, kind: str, template: PromptTemplate | None = None)
     return solutions
 
 
-def questions_about(
-    solutions: Sequence[Solution], verifier: VerifierFormat | StepVerdictFormat
-) -> list[Question]:
+def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat | StepVerdictFormat) -> list[Question]:
     """Return the questions of a format in order: one a solution, or one a step."""
     if verifier.unit in ("solution", EACH_STEP):
         return [Question(row.id, row, len(row.steps), row.is_right) for row in solutions]

@@ -85,7 +85,11 @@ class StepVerdictFormat:
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool = True) -> str:
         """Return what the verifier continues with its rationale."""
-        return prompt + "".join(f"{self._head(n)} {step.strip()}\n" for n, step in enumerate(steps, 1)) + f"{self.request}\n"
+        return (
+            prompt
+            + "".join(f"{self._head(n)} {step.strip()}\n" for n, step in enumerate(steps, 1))
+            + f"{self.request}\n"
+        )
 
     def _head(self, number: int) -> str:
         return self.heading.replace(_NUMBER, str(number))

@@ -7,6 +7,7 @@ of their side, are counted once.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,8 +138,10 @@ def spelling_logprobs(
     reached: dict[tuple[int, Tokens], float] = {(place, ()): 0.0 for place in range(len(rows))}
     refused: set[int] = set()
     for depth in range(max(map(len, spellings))):
-        going_on = {tokens[:depth]: {one[depth] for one in spellings if len(one) > depth and one[:depth] == tokens[:depth]}
-                    for tokens in spellings if len(tokens) > depth}  # fmt: skip
+        going_on: dict[Tokens, set[int]] = defaultdict(set)
+        for tokens in spellings:
+            if len(tokens) > depth:
+                going_on[tokens[:depth]].add(tokens[depth])
         asked = [(place, before) for place, before in reached if before in going_on and place not in refused]
         answers = ask([[*rows[place], *before] for place, before in asked]) if asked else []
         for (place, before), likeliest in zip(asked, answers, strict=True):

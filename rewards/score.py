@@ -14,7 +14,6 @@ import torch
 
 from espalier.data.records import Trajectory
 
-
 VERIFIER = "verifier"
 """The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
 grader (`rl.rank_watch`)."""

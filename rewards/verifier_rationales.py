@@ -58,7 +58,7 @@ class VerifierRationales:
                     max(1, len(read[text])),
                     [one.mass for one in known] if self.has_probs else [],
                     is_refused=answers[text] is None,
-                    is_told=question in row.response,
+                    has_own_verdict=question in row.response,
                 )
             )
         return found

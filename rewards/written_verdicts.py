@@ -1,8 +1,8 @@
 """A reward that language models elsewhere write about solutions: K verdicts each, by engines of its own, a server that
 runs, or a chat API (`sampling.asking`).
 
-How they are asked and read is a `Form`: `rewards.verifier_rationales` (a generative verifier), `rewards.judge_scores` (an
-LLM as judge). The reward of a solution is the mean over its verdicts, in [0, 1].
+How they are asked and read is a `Form`: `rewards.verifier_rationales` (a generative verifier) or `rewards.judge_scores`
+(an LLM as judge). The reward of a solution is the mean over its verdicts, in [0, 1].
 
 **A verdict that cannot be read is missing**: neither 0 nor anything else. A solution without any gets the mean of the
 other solutions of its problem, which say nothing for or against it in a group, or 1/2 where none has a verdict; how
@@ -25,14 +25,14 @@ _SILENT = 64  # solutions in a row
 @dataclass(frozen=True)
 class Votes:
     """The verdicts of one solution that could be read, in [0, 1] each, of `num_asked`; `mass`: of each, how likely the
-    model was to give any verdict there, where that is known; `is_refused`: it could not be asked.
-    `is_told`: the solution itself says what a verdict says."""
+    model was to give any verdict there, where that is known; `is_refused`: it could not be asked;
+    `has_own_verdict`: the solution itself speaks of one."""
 
     known: list[float]
     num_asked: int
     mass: list[float]
     is_refused: bool = False
-    is_told: bool = False
+    has_own_verdict: bool = False
 
 
 class Form(Protocol):
@@ -45,8 +45,8 @@ class Form(Protocol):
 class WrittenVerdictReward:
     """Args: the `form`, and who is asked (`asking`), opened by the first call.
 
-    Parts of a score: `verifier` (the mean verdict, where there is one), `verdict_mass`, and shares: `without_verdict` (of
-    the verdicts asked for), `without_score` (solutions), `refused` (solutions that could not be asked about),
+    Parts of a score: `verifier` (the mean verdict, where there is one), `verdict_mass`, and shares: `without_verdict`
+    (of the verdicts asked for), `without_score` (solutions), `refused` (solutions that could not be asked about),
     `verdict_in_answer` (solutions that speak of a verdict themselves).
     """
 
@@ -76,8 +76,9 @@ class WrittenVerdictReward:
         for one in votes:
             self._num_silent = 0 if one.known else self._num_silent + 1
             if self._num_silent >= _SILENT:
-                raise BadInput(f"none of the last {_SILENT} solutions got a verdict that can be read: ask the model as it "
-                               "was trained to be asked, give it more params.max_tokens, or take another one")  # fmt: skip
+                raise BadInput(f"none of the last {_SILENT} solutions got a verdict that can be read: ask the model as "
+                               "it was trained to be asked, give it more asking.params.max_tokens, or take another "
+                               "one")  # fmt: skip
 
 
 def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> list[float]:
@@ -95,7 +96,7 @@ def _parts(votes: Votes, mean: float | None) -> dict[str, float]:
         "without_verdict": 1 - len(votes.known) / votes.num_asked,
         "without_score": float(mean is None),
         "refused": float(votes.is_refused),
-        "verdict_in_answer": float(votes.is_told),
+        "verdict_in_answer": float(votes.has_own_verdict),
     }
     known = {} if mean is None else {VERIFIER: mean}
     return {**known, **({"verdict_mass": fmean(votes.mass)} if votes.mass else {}), **shares}

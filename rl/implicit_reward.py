@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 _WARNING = (
-    "the implicit reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over {num} "
-    "iterations, no better than chance: the policy is led away from right answers; raise implicit_reward.learning_rate "
-    "(it must learn faster than the policy), or set advantage.process_weight=0"
+    "the implicit reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over "
+    "{num} iterations, no better than chance: the policy is led away from right answers; raise "
+    "implicit_reward.learning_rate (it must learn faster than the policy), or set advantage.process_weight=0"
 )
 
 

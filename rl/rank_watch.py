@@ -13,9 +13,9 @@ from espalier.rl.types import RolloutGroup
 log = logging.getLogger(__name__)
 _WATCHED = 5  # iterations
 _WARNING = (
-    "the verifier of the reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over "
-    "{num} iterations, no better than chance: the policy is led away from right answers; train the verifier on rollouts "
-    "of this policy, let it give more verdicts per solution, or take another one"
+    "the verifier of the reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly "
+    "over {num} iterations, no better than chance: the policy is led away from right answers; train the verifier on "
+    "rollouts of this policy, let it give more verdicts per solution, or take another one"
 )
 
 
@@ -33,9 +33,9 @@ def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequ
 
 
 class RankWatch:
-    """Says once of a fall that, over the last five iterations with pairs to compare, scores of rollouts that nothing was
-    learnt from yet ranked them no better than chance: the policy then moves away from right answers, and every other
-    metric may look well. `warning` is what it says, with {share} of pairs in percent over {num} iterations."""
+    """Says once of a fall that, over the last five iterations with pairs to compare, scores of rollouts that nothing
+    was learnt from yet ranked them no better than chance: the policy then moves away from right answers, and every
+    other metric may look well. `warning` is what it says, with {share} of pairs in percent over {num} iterations."""
 
     def __init__(self, warning: str) -> None:
         self._warning = warning

@@ -20,8 +20,8 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.rollout import Refusal, Sampler, check_refused
 from espalier.rl.rank_watch import VerifierWatch
+from espalier.rl.rollout import Refusal, Sampler, check_refused
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup

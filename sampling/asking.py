@@ -94,8 +94,8 @@ class Asking:
         return self._loop.run(self._ask_all(asked, one))
 
     def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
-        """Return the log-probs of the 20 likeliest tokens behind each row, and of the one that was drawn, at temperature
-        1. Raises as `texts`, and BadInput on a client that gives none."""
+        """Return the log-probs of the 20 likeliest tokens behind each row, and of the one that was drawn, at
+        temperature 1. Raises as `texts`, and BadInput on a client that gives none."""
         params = replace(self.params, n=1, max_tokens=1, temperature=1.0, top_p=1.0, stop=[], stop_tokens=[],
                          top_logprobs=MAX_TOP_LOGPROBS)  # fmt: skip
 
@@ -121,8 +121,8 @@ class Asking:
                     async with asyncio.timeout(self.deadline_seconds):
                         return await one(request)
                 except TimeoutError:
-                    raise LateAnswer("what the reward asks was not answered in "
-                                     f"{self.deadline_seconds:g} s: raise its deadline_seconds, or ask for less") from None  # fmt: skip
+                    late = f"what the reward asks was not answered in {self.deadline_seconds:g} s"
+                    raise LateAnswer(f"{late}: raise its deadline_seconds, or ask for less") from None
                 except Refused as error:
                     self.num_refused += 1
                     log.warning("what the reward asks is refused (%d so far): %s", self.num_refused, error)

@@ -56,9 +56,9 @@ class SamplingParams:
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
     as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`
-    keeps the sampled tokens' log-probs; `top_logprobs` those of so many likeliest tokens at every place too (engines take
-    20 at most). `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a
-    response as the end token does: the first is its last token and no part of its text.
+    keeps the sampled tokens' log-probs; `top_logprobs` those of so many likeliest tokens at every place too (vLLM gives
+    20 at most). `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a response as the end
+    token does: the first is its last token and no part of its text.
     """
 
     n: int

@@ -7,7 +7,6 @@ nothing else; an answer that ends otherwise, contradicts itself or was cut by it
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from espalier.data.judge_texts import check_template, fill
 from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate, encode_text
 from espalier.data.records import BadInput
 from espalier.data.solutions_to_verify import Question, questions_about, read_solutions
-from espalier.data.tasks.task import Task
 from espalier.data.step_verdicts import Mismatch, StepVerdictFormat
+from espalier.data.tasks.task import Task
 from espalier.data.verification import VerifierFormat, verdict_name
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.data.judge_texts import check_template, fill
 
 TEACHER_PROMPT = """\
 Here are a problem and a solution to it, or its first steps. Check every step: calculate anew what it calculates, and \

@@ -1,8 +1,8 @@
 """Solutions and rationales with a verdict per step → StepScores (docs/generative_verifiers.md).
 
-A step's verdict is p(Yes) where a rationale gives it (`votes=mean`, by `model`), or 1 or 0 (`votes=hard`, no model); its
-score is the lowest verdict up to it, averaged over the rationales. A rationale whose verdicts cannot be put down to our
-steps with certainty is missing and counted by its reason (`data.step_verdicts`); a solution of which all are has no
+A step's verdict is p(Yes) where a rationale gives it (`votes=mean`, by `model`), or 1 or 0 (`votes=hard`, no model).
+Its score is the lowest verdict up to it, averaged over the rationales. A rationale whose verdicts cannot be put down to
+our steps with certainty is missing and counted by its reason (`data.step_verdicts`); a solution of which all are has no
 scores.
 """
 
@@ -69,11 +69,11 @@ class ScoreByStepVerdicts:
         context.counts.update(solutions=len(solutions), **_accuracy(solutions, verdicts))
         without = context.counts["without_score"] = sum(not row.scores for row in records)
         if records and without == len(records):
-            raise BadInput(f"{self.verifications}: none of {without} solutions gets scores: {self._why(context)}: ask the "
-                           "verifier as it was trained to be asked (stage.verifier.*)")  # fmt: skip
+            raise BadInput(f"{self.verifications}: none of {without} solutions gets scores: {self._why(context)}: ask "
+                           "the verifier as it was trained to be asked (stage.verifier.*)")  # fmt: skip
         if context.counts["misaligned"] > _MOST_MISALIGNED * context.counts["rationales"]:
-            log.warning("%d of %d rationales are not aligned with the steps and left out: %s", context.counts["misaligned"],
-                        context.counts["rationales"], self._why(context))  # fmt: skip
+            log.warning("%d of %d rationales are not aligned with the steps and left out: %s",
+                        context.counts["misaligned"], context.counts["rationales"], self._why(context))  # fmt: skip
         return records
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Trajectory → Verification by a task that knows the truth of every step: a teacher of rationales without a model.
 
 For every question it goes through the steps, says of each whether the solution is right so far, and stops at the first
-that is not (in the words of `verifier@stage.verifier=each_step` where it is asked for a verdict per step). **The teacher is imperfect on purpose**: with probability `mistake_rate` it says the opposite about a step.
+that is not; in the words of `verifier@stage.verifier=each_step` where a verdict per step is asked for. **The teacher is
+imperfect on purpose**: with probability `mistake_rate` it says the opposite about a step.
 Its verdict follows from what it said, so that some verdicts are not the truth, as with a model.
 """
 

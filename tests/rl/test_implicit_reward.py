@@ -16,9 +16,9 @@ from espalier.rl.advantages.prime import PRIME
 from espalier.rl.combinations import check_implicit_reward, check_numbers
 from espalier.rl.experience import RowScorer
 from espalier.rl.implicit_reward import ImplicitReward
-from espalier.rl.rank_watch import RankWatch, pair_accuracy
 from espalier.rl.metrics import is_replaceable
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.rank_watch import RankWatch, pair_accuracy
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ImplicitRewardConfig, KLConfig, RLConfig, RolloutConfig

@@ -83,7 +83,7 @@ def test_a_late_answer_ends_the_run_and_takes_the_others_back() -> None:
     client = Client(lambda text: "x", seconds=30.0)
     asking = Asking(client, PARAMS, "", deadline_seconds=0.1)
     asking.open("M", "", [])
-    with pytest.raises(LateAnswer, match="was not answered in 0.1 s") as error:
+    with pytest.raises(LateAnswer, match=r"was not answered in 0\.1 s") as error:
         asking.texts(asked("a", "b"))
     assert error.value.exit_code == 3
     assert client.num_now == 0
