@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from espalier.data.asked_texts import AskedText, WrittenText
@@ -69,7 +70,8 @@ class Asking:
         """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text` (no
         special ones); once.
 
-        Raises BadInput where engines are to load two models, or the tokenizer is another one; ServerGone.
+        Raises BadInput where engines are to load two models, the tokenizer is another one, or the server has another
+        model's folder; ServerGone.
         """
         if self._is_open:
             return
@@ -82,6 +84,8 @@ class Asking:
             self.client.expect_tokens(text, ids)
         self._loop.run(self.client.open())
         self._is_open = True
+        if isinstance(self.client, VLLMClient):
+            check_served(str(self.client.model), model)
 
     def texts(self, asked: Sequence[AskedText]) -> list[list[WrittenText] | None]:
         """Return what was written for each, `params.n` texts. Raises ServerGone, BudgetSpent, and what clients raise
@@ -144,6 +148,15 @@ class Asking:
                 self._loop.run(self.client.close())
         finally:
             self._loop.close()
+
+
+def check_served(served: str, model: str) -> None:
+    """Say which model a server has; raise BadInput where that is the folder of another one than is to be asked: the
+    policy's server, say, whose tokenizer may be the same. A name that is no folder here is taken on trust."""
+    if Path(served).is_dir() and Path(served).resolve() != Path(model).resolve():
+        raise BadInput(f"the server that the reward asks has {served}, not {model}: start one with that model, or name "
+                       "its address")  # fmt: skip
+    log.info("the reward asks a server for %s", served)
 
 
 def check_logprobs(likeliest: dict[int, float]) -> None:

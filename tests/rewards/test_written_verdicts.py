@@ -20,6 +20,9 @@ from espalier.rewards.verifier_rationales import VerifierRationales
 from espalier.rewards.written_verdicts import WrittenVerdictReward, filled_in
 from espalier.rl.rank_watch import VerifierWatch
 from espalier.rl.types import Rollout, RolloutGroup
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.asking import Asking
 from tests.rewards.test_rewards import CUT, RIGHT, WRONG
 
 SOLUTION = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
@@ -226,3 +229,18 @@ def test_a_verifier_that_ranks_no_better_than_chance_is_said_in_one_line(
         assert watch.look([group]) == {"reward/verifier_pair_accuracy": 0.0}  # the cut one is in no pair
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("the verifier of the reward ranked 0 % of pairs")
+
+
+@pytest.mark.parametrize("client", ["data_parallel_engines", "ray_engines", "vllm"])
+def test_a_run_names_who_is_asked_by_its_reward(client: str, folder: str) -> None:
+    at = "reward.terms.verifier"
+    settings = [f"client@{at}.asking.client={client}", f"{at}.form.path={folder}", "model.path=M", "output_dir=D"]
+    if client == "vllm":
+        settings.append(f"{at}.asking.client.base_url=http://127.0.0.1:8000")
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", ["reward=verifier_rationales", *settings])
+    reward = build(config.reward)
+    term = reward.terms["verifier"]
+    assert isinstance(term, WrittenVerdictReward)
+    assert isinstance(term.asking, Asking)
+    assert (term.asking.params.n, term.asking.concurrency) == (4, 64)
+    reward.close()  # nothing was started

@@ -4,17 +4,20 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from espalier.data.asked_texts import AskedText
 from espalier.data.records import BadInput
-from espalier.sampling.asking import Asking, LateAnswer, check_logprobs
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.sampling.asking import Asking, LateAnswer, check_logprobs, check_served
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.vllm_client import VLLMClient
 
-PARAMS = SamplingParams(2, 0.7, 16, is_seeded=True)
+PARAMS = SamplingParams(2, 0.7, 16)
 
 
 class Client:
@@ -98,6 +101,16 @@ def test_numbers_that_are_no_log_probs_are_refused() -> None:
         check_logprobs({1: math.nan})
 
 
+def test_a_server_with_another_models_folder_is_refused_and_a_name_is_taken_on_trust(tmp_path: Path) -> None:
+    policy, verifier = tmp_path / "policy", tmp_path / "verifier"
+    policy.mkdir()
+    verifier.mkdir()
+    check_served(str(verifier), f"{policy}/../verifier")
+    check_served("my-verifier", str(verifier))
+    with pytest.raises(BadInput, match="has .*policy, not .*verifier: start one with that model"):
+        check_served(str(policy), str(verifier))
+
+
 def test_settings_that_cannot_be_are_one_line() -> None:
     for settings in ({"concurrency": 0}, {"deadline_seconds": 0.0}):
         with pytest.raises(BadInput, match="concurrency 1 or more and deadline_seconds above 0"):
@@ -127,3 +140,37 @@ def test_engines_load_the_model_of_the_reward_and_go_on_when_one_is_lost(tmp_pat
         asking.close()
     assert client.model == "verifier"
     assert list(tmp_path.glob("v*.log"))  # their log is the reward's
+
+
+def check_likeliest(asking: Asking, folder: Path, gap: float) -> None:
+    """Hold the 20 likeliest tokens behind some rows against whole logits, and draw a text."""
+    network, rows = load_policy(str(folder)).float(), [[7, 8, 9], [7, 8, 9, 10, 11], list(range(5, 40))]
+    tokenizer = load_tokenizer(str(folder))
+    asking.open(str(folder), "2+2", list(tokenizer("2+2", add_special_tokens=False).input_ids))
+    try:
+        for ids, likeliest in zip(rows, asking.next_logprobs(rows), strict=True):
+            with torch.no_grad():
+                logprobs = network(input_ids=torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+            assert likeliest is not None
+            assert len(likeliest) in (20, 21)
+            for token, value in likeliest.items():
+                assert value == pytest.approx(float(logprobs[token]), abs=gap)
+            assert min(sorted(likeliest.values())[-20:]) >= float(logprobs.topk(21).values[-1]) - gap
+        (written,) = asking.texts([AskedText("a", "2+2", rows[0])])
+        assert written is not None
+        assert len(written) == 2
+        assert asking.texts([AskedText("long", "", [5] * 600)]) == [None]  # beyond the window
+    finally:
+        asking.close()
+
+
+@pytest.mark.server
+def test_a_real_engine_says_which_tokens_are_the_likeliest(tiny_policy: Path, tmp_path: Path) -> None:
+    client = DataParallelEngines("", num_engines=1, max_model_len=256, dtype="float32", kv_cache_gib=1,
+                                 options={"enforce_eager": True, "max_num_seqs": 8})  # fmt: skip
+    check_likeliest(Asking(client, PARAMS, str(tmp_path / "v.log")), tiny_policy, 1e-3)
+
+
+@pytest.mark.server
+def test_a_real_server_says_which_tokens_are_the_likeliest(real_server: Any, tiny_policy: Path) -> None:
+    check_likeliest(Asking(VLLMClient(real_server.base_url), PARAMS, ""), tiny_policy, 0.05)
