@@ -107,7 +107,7 @@ def test_a_server_with_another_models_folder_is_refused_and_a_name_is_taken_on_t
     verifier.mkdir()
     check_served(str(verifier), f"{policy}/../verifier")
     check_served("my-verifier", str(verifier))
-    with pytest.raises(BadInput, match="has .*policy, not .*verifier: start one with that model"):
+    with pytest.raises(BadInput, match=r"has .*policy, not .*verifier: start one with that model"):
         check_served(str(policy), str(verifier))
 
 
