@@ -63,15 +63,14 @@ class StepVerdictFormat:
     yes: list[str] = field(default_factory=lambda: ["correct"])
     no: list[str] = field(default_factory=lambda: ["incorrect"])
     quotes_steps: bool = True
-    unit: str = EACH_STEP
+    unit: str = field(default=EACH_STEP, init=False)
 
     def __post_init__(self) -> None:
         if self.heading.count(_NUMBER) != 1 or not self.opening.strip():
             raise BadInput(f"verifier.heading must hold {_NUMBER} once and verifier.opening a text, got "
                            f"'{self.heading}' and '{self.opening}'")  # fmt: skip
-        if self.unit != EACH_STEP or not self.yes or not self.no or set(self.yes) & set(self.no):
-            raise BadInput(f"verifier.yes={self.yes} and verifier.no={self.no} must hold words, and none the same, for "
-                           f"verifier.unit={EACH_STEP}")  # fmt: skip
+        if not self.yes or not self.no or set(self.yes) & set(self.no):
+            raise BadInput(f"verifier.yes={self.yes} and verifier.no={self.no} must hold words, and none the same")
 
     @cached_property
     def _heading(self) -> re.Pattern[str]:

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,9 +21,9 @@ from espalier.data.process_data.published import content_key
 from espalier.data.records import BadInput
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import (
-    MAX_TOP_LOGPROBS,
     Client,
     HasEngines,
+    NextTokenParams,
     Refused,
     Sample,
     SampleRequest,
@@ -100,8 +99,7 @@ class Asking:
     def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
         """Return the log-probs of the 20 likeliest tokens behind each row, and of the one that was drawn, at
         temperature 1. Raises as `texts`, and BadInput on a client that gives none."""
-        params = replace(self.params, n=1, max_tokens=1, temperature=1.0, top_p=1.0, stop=[], stop_tokens=[],
-                         top_logprobs=MAX_TOP_LOGPROBS)  # fmt: skip
+        params = NextTokenParams()
 
         async def one(ids: list[int]) -> dict[int, float]:
             (sample,) = await self._sample(f"next/{content_key(ids)}", "", ids, params)

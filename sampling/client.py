@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 LOOPBACK = "127.0.0.1"
 """This machine, as it is reached from itself."""
@@ -56,9 +56,8 @@ class SamplingParams:
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
     as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`
-    keeps the sampled tokens' log-probs; `top_logprobs` those of so many likeliest tokens at every place too (vLLM gives
-    20 at most). `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a response as the end
-    token does: the first is its last token and no part of its text.
+    keeps the sampled tokens' log-probs. `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a
+    response as the end token does: the first is its last token and no part of its text.
     """
 
     n: int
@@ -69,7 +68,7 @@ class SamplingParams:
     is_seeded: bool = False
     return_logprobs: bool = False
     stop_tokens: list[Any] = field(default_factory=list)
-    top_logprobs: int = 0
+    top_logprobs: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for name, is_good, need in (
@@ -77,7 +76,6 @@ class SamplingParams:
             ("temperature", self.temperature >= 0, "at least 0"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_logprobs", 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, f"in [0, {MAX_TOP_LOGPROBS}]"),
         ):
             if not is_good:
                 raise ValueError(f"params.{name} must be {need}, got {getattr(self, name)}")
@@ -89,6 +87,15 @@ class SamplingParams:
         if texts:
             raise ValueError(f"params.stop_tokens: {texts[0]!r} must be an id here")
         return list(self.stop_tokens)
+
+
+class NextTokenParams(SamplingParams):
+    """One token at temperature 1, with the log-probs of the likeliest at its place."""
+
+    top_logprobs = MAX_TOP_LOGPROBS
+
+    def __init__(self) -> None:
+        super().__init__(n=1, temperature=1.0, max_tokens=1)
 
 
 @dataclass(frozen=True)
