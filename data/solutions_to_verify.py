@@ -17,6 +17,7 @@ from espalier.data.process_data.formats import to_step_texts
 from espalier.data.process_data.published import content_key
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues, Trajectory
+from espalier.data.step_verdicts import EACH_STEP, StepVerdictFormat
 from espalier.data.verification import VerifierFormat
 
 KINDS = ("trajectories", "step_values", "labelled")
@@ -83,9 +84,9 @@ def read_solutions(path: str, kind: str, template: PromptTemplate | None = None)
     return solutions
 
 
-def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat) -> list[Question]:
+def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat | StepVerdictFormat) -> list[Question]:
     """Return the questions of a format in order: one a solution, or one a step."""
-    if verifier.unit == "solution":
+    if verifier.unit in ("solution", EACH_STEP):
         return [Question(row.id, row, len(row.steps), row.is_right) for row in solutions]
     return [Question(f"{row.id}#{number}", row, number, row.steps_right[number - 1])
             for row in solutions for number in range(1, len(row.steps) + 1)]  # fmt: skip

@@ -16,7 +16,7 @@ from espalier.data.records import BadInput, Trajectory
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.verdict_probs import VerdictTokens, YesProb, yes_probs
-from espalier.rewards.score import Score, ScoreRange
+from espalier.rewards.score import VERIFIER, Score, ScoreRange
 
 log = logging.getLogger(__name__)
 SMALLEST_MASS = 0.5
@@ -84,4 +84,4 @@ class GenerativeVerifierReward:
         form = self.verifier.verifier
         texts = [form.ask(row.prompt, [row.response], has_rationale=False) for row in trajectories]
         found = self.verifier.probs(texts)
-        return [Score(one.share, parts={"verifier": one.share, "verdict_mass": one.mass}) for one in found]
+        return [Score(one.share, parts={VERIFIER: one.share, "verdict_mass": one.mass}) for one in found]
