@@ -16,12 +16,14 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Draw:
     """`n` samples from one node: of one step each, or, where `is_whole`, of all steps to the end of the response.
-    `temperature` None: the run's."""
+    `temperature` None: the run's. `opening`: the number of first tokens of each sample that are drawn at a temperature
+    of their own, and that temperature."""
 
     node: Node
     n: int
     is_whole: bool = False
     temperature: float | None = None
+    opening: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)
