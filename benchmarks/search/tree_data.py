@@ -4,8 +4,8 @@ Seed s takes training problems from the s-th block of `STRIDE` on. "independent"
 each and 4 completions of every state on them (values/estimate_values). What that generates is the budget of the other
 ways: trees of the same problems in the same order, and of as many after them as bring the generated tokens nearest to
 it (values/value_trees). Which problems and states are labelled is each way's own choice, the tokens are equal. Every
-model is trained by the task's own recipe (conf/exp/reward): equal epochs, so more updates where there are more
-responses.
+model is trained on all of its way's responses by the task's own recipe (conf/exp/reward): equal epochs, so more updates
+where there are more responses.
 
 All models score the same solutions of dev problems. The truth of an inner step is the task's: whether the solution is
 right so far (prm/compare_with_truth). Intervals of one seed are bootstrapped over problems, those of differences on the
@@ -216,7 +216,7 @@ def judged(labels: Labelling, way: str, solutions: Path) -> tuple[list[JudgedSte
     scores = folder / "scores.jsonl"
     run_program(labels.folder / "programs.log", "trainer_base_ds_mul.py", "-cn", f"exp/reward/{cell.name}",
                 f"output_dir={folder / 'prm'}", f"model.path={labels.policy}", f"examples.path={values}",
-                f"seed={labels.seed}")  # fmt: skip
+                f"seed={labels.seed}", "examples.part=all", "eval_examples=null")  # fmt: skip
     labels.stage("prm/score_steps", solutions, scores, f"stage.model={folder / 'prm' / 'model'}")
     task = build(compose_config(SampleConfig, "api/vllm/trajectories", [*cell.task, "policy=p", "output=o"]).task)
     context = StageContext(task, folder / "truth.json", 60)
