@@ -77,7 +77,7 @@ class Expander:
         drawn = list(await asyncio.gather(*map(self._draw, draws)))
         if all(end.is_finished for draw, ends in zip(draws, drawn, strict=True) if draw.is_whole for end in ends):
             for draw, ends in zip(draws, drawn, strict=True):
-                is_policy = draw.temperature is None and draw.opening is None
+                is_policy = draw.temperature is None and draw.opening is None and not draw.depends_on_others
                 if draw.is_whole and is_policy and not draw.node.is_finished:
                     draw.node.completions += ends
         return drawn

@@ -15,14 +15,14 @@ same draws.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
 from benchmarks.rl.policy import run_program
 from benchmarks.search.cells import FOLDER, Cell, serve
-from benchmarks.search.runs import keep
+from benchmarks.search.runs import keep, read_one
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import StepValues
 from espalier.data.search_tree import SearchTree
@@ -45,13 +45,16 @@ STRIDE = 1000
 
 @dataclass(frozen=True)
 class TreeDataRecord:
-    """One reward model. `tokens` were generated for its labels, of `problems`; `responses` and distinct inner steps
-    with a label, on which it was trained in `updates`. `auc` and `index_auc` (of the step's number alone) over inner
+    """One reward model, of a run of so many `labelled` problems for independent completions and `scored` dev problems.
+    `tokens` were generated for its labels, of `problems`; `responses` and distinct inner steps with a label, on which
+    it was trained in `updates`. `auc` and `index_auc` (of the step's number alone) over inner
     steps, and how far `auc` is above that of independent completions (None of these themselves)."""
 
     cell: str
     way: str
     seed: int
+    labelled: int
+    scored: int
     tokens: int
     problems: int
     responses: int
@@ -155,17 +158,26 @@ def compare(own: Sequence[JudgedStep], other: Sequence[JudgedStep]) -> Interval 
 def run_data(
     cell: Cell, policy: str, seeds: Sequence[int], labelled: int, number: int, results: Path
 ) -> list[TreeDataRecord]:
-    """Make the records of a cell that are missing; `number` dev problems are scored."""
+    """Make the records of a cell that are missing; `number` dev problems are scored. Raises SystemExit on a record of
+    another size: those of a trial are no figures."""
     made: list[TreeDataRecord] = []
-    ways = [INDEPENDENT, *TREES]
-    missing = [(seed, way) for seed in seeds for way in ways if not _path(results, cell, way, seed).is_file()]
+    missing: list[tuple[int, str]] = []
+    for seed, way in product(seeds, [INDEPENDENT, *TREES]):
+        path = _path(results, cell, way, seed)
+        if not path.is_file():
+            missing.append((seed, way))
+            continue
+        found = read_one(path, TreeDataRecord)
+        if (found.labelled, found.scored) != (labelled, number):
+            raise SystemExit(f"error: {path} is of --labelled {found.labelled} --problems {found.scored}: remove it, "
+                             "or ask for these")  # fmt: skip
     if not missing:
         return made
     with serve(policy, "partial_block_cache") as server:
         for seed, way in missing:
-            folder = FOLDER / "data" / f"{cell.name}-{labelled}-{seed}"
+            folder = FOLDER / "data" / f"{cell.name}-{labelled}-{number}-{seed}"
             labels = Labelling(cell, policy, seed, labelled, folder, server.base_url)
-            record = measure(labels, way, dev_solutions(labels, number))
+            record = measure(labels, way, number)
             keep(record, _path(results, cell, way, seed))
             print(record, flush=True)
             made.append(record)
@@ -179,8 +191,9 @@ def dev_solutions(labels: Labelling, number: int) -> Path:
     return path
 
 
-def measure(labels: Labelling, way: str, solutions: Path) -> TreeDataRecord:
+def measure(labels: Labelling, way: str, number: int) -> TreeDataRecord:
     """Label, train, score and compare with the truth, and, where labels are of trees, with independent completions."""
+    solutions = dev_solutions(labels, number)
     values, tokens = labels.values(way)
     steps, context = judged(labels, way, solutions)
     other = None if way == INDEPENDENT else judged(labels, INDEPENDENT, solutions)[0]
@@ -191,6 +204,8 @@ def measure(labels: Labelling, way: str, solutions: Path) -> TreeDataRecord:
         cell=labels.cell.name,
         way=way,
         seed=labels.seed,
+        labelled=labels.labelled,
+        scored=number,
         tokens=tokens,
         problems=len({row.problem_id for row in rows}),
         responses=len(rows),

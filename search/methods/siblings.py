@@ -81,7 +81,7 @@ class UnlikeSiblings:
             todo = [(place, count) for place, count in missing if count]
             if not todo:
                 break
-            drawn = yield from draw([replace(draws[place], n=count) for place, count in todo])
+            drawn = yield from draw([replace(draws[place], n=count, depends_on_others=True) for place, count in todo])
             for (place, _), nodes in zip(todo, drawn, strict=True):
                 for node in nodes:
                     if number == self.rounds or self._is_unlike(node, kept[place], draws[place].node):

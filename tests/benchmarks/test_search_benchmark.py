@@ -1,9 +1,12 @@
 """What the benchmark of search makes of its records, and that every arm of it can be built."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.search.arms import METHODS, SIZES, settings_of
-from benchmarks.search.runs import SearchRecord
+from benchmarks.search.cells import CELLS
+from benchmarks.search.runs import SearchRecord, keep
 from benchmarks.search.search import Speed, accuracy_parts, speed_parts
 from benchmarks.search.tree_data import (
     TREES,
@@ -13,6 +16,7 @@ from benchmarks.search.tree_data import (
     in_order,
     nearest_prefix,
     num_labelled,
+    run_data,
 )
 from espalier.pipeline.prm.compare_with_truth import JudgedStep
 from espalier.runtime.entrypoint import build, compose_config
@@ -90,7 +94,7 @@ def test_labels_of_a_state_count_once_and_those_of_last_steps_not_at_all() -> No
 def data_record(way: str, seed: int, above: float | None) -> TreeDataRecord:
     interval = {"mean": 0.8, "low": 0.7, "high": 0.9, "n": 10}
     gap = None if above is None else {"mean": above, "low": above - 0.1, "high": above + 0.1, "n": 10}
-    return TreeDataRecord("rule_logic", way, seed, 1000, 10, 80, 40, 60, interval, interval, gap)
+    return TreeDataRecord("rule_logic", way, seed, 100, 50, 1000, 10, 80, 40, 60, interval, interval, gap)
 
 
 def test_labels_of_trees_are_compared_seed_by_seed() -> None:
@@ -114,3 +118,12 @@ def test_the_trees_of_every_way_hold_completions(way: str) -> None:
     settings = ["policy=p", "output=o", *TREES[way], "scorer@search.scorer=outcome", "requests.split=train"]
     method = build(compose_config(SampleConfig, "api/vllm/search", settings).search).method
     assert isinstance(method, OmegaPRM) or method.rollouts > 0
+
+
+def test_a_record_of_a_trial_is_no_figure_of_another_size(tmp_path: Path) -> None:
+    keep(data_record("independent", 0, None), tmp_path / "rule_logic-independent-0.json")
+    with pytest.raises(SystemExit, match="is of --labelled 100 --problems 50: remove it"):
+        run_data(CELLS["rule_logic"], "policy", [0], 8, 50, tmp_path)
+    for way in TREES:
+        keep(data_record(way, 0, 0.1), tmp_path / f"rule_logic-{way}-0.json")
+    assert run_data(CELLS["rule_logic"], "policy", [0], 100, 50, tmp_path) == []

@@ -115,6 +115,13 @@ def test_the_last_round_keeps_whatever_it_draws(sampler: Make) -> None:
     assert [(node.text, node.draws, node.visits) for node in tree.nodes[1:2]] == [("a b\n", 9, 3)]
 
 
+def test_whole_responses_that_are_drawn_until_they_differ_value_no_state(sampler: Make) -> None:
+    method = TreeInference(((0, 2),), branching_depth=1, siblings=UnlikeSiblings(0.5, 5))
+    tree, _, _ = searched(sampler({"a b\nc d\n# 1": 0.5, "a b\ne f\n# 2": 0.5}), method, RandomScorer())
+    assert tree.finished()
+    assert not any(node.completions for node in tree.nodes)
+
+
 def test_the_published_bleu_expander_is_composed() -> None:
     assert published("tree_unlike") == TreeInference([[0, 3], [6, 1]], siblings=UnlikeSiblings(0.5, 20))
 
