@@ -116,7 +116,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if rounds is not None:
         requests = rounds.begin(requests)
     finished = finished_requests(output, requests, params.n)
-    searches = _searches(config, source, task, tokenizer, finished)
+    searches = _searches(config, source, task, tokenizer, params, finished)
     if rounds is not None:
         requests = rounds.go_on(requests, finished)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -144,15 +144,17 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started)
 
 
-def _searches(config: SampleConfig, source: Any, task: Any, tokenizer: Any, finished: set[str]) -> Searches | None:
+def _searches(
+    config: SampleConfig, source: Any, task: Any, tokenizer: Any, params: SamplingParams, finished: set[str]
+) -> Searches | None:
     """Return what searches for solutions instead of sampling them, None where nothing does; trees of problems that are
-    not finished are taken off. Raises BadInput where other things than solutions of problems are asked for."""
+    not finished are taken off. Raises BadInput where other things than one solution per problem are asked for."""
     if "_target_" not in (config.search or {}):
         return None
     if not isinstance(source, TrajectoryRequests):
         raise BadInput("a search finds solutions of problems: set requests=trajectories, or search=none")
     searches: Searches = build(config.search)
-    searches.prepare(task, tokenizer, source.problems, Path(config.output), finished)
+    searches.prepare(task, tokenizer, source.problems, params, Path(config.output), finished)
     return searches
 
 

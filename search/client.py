@@ -52,10 +52,17 @@ class Search:
         self._thread = ThreadPoolExecutor(1, "grading")
 
     def prepare(
-        self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
+        self,
+        task: Task,
+        tokenizer: Any,
+        problems: Mapping[str, Problem],
+        params: SamplingParams,
+        output: Path,
+        finished: set[str],
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, and on a scorer whose
-        tokenizer is another one."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, on a scorer whose
+        tokenizer is another one, and where several solutions per problem are asked for."""
+        check_one_solution(params)
         for path in self.scorer.models() if isinstance(self.scorer, HoldsNetworks) else ():
             check_same_tokenizer(tokenizer, path, "scorer")
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
@@ -92,10 +99,7 @@ class Search:
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
         scoring raise."""
-        if params.n != 1:
-            raise BadInput(
-                f"a search answers with one solution (its tree holds the others): set params.n=1, got {params.n}"
-            )
+        check_one_solution(params)
         problem = self.problems[request.problem_id]
         tree = Tree(
             problem,
@@ -141,6 +145,15 @@ def sample_of(node: Node) -> Sample:
     ids = node.response_ids()
     is_whole = len(logprobs) == len(ids) and bool(logprobs)
     return Sample(node.response(), ids, node.ending or "length", logprobs if is_whole else None, node.stop)
+
+
+def check_one_solution(params: SamplingParams) -> None:
+    """Raise BadInput where several solutions per problem are asked for: whoever reads trees takes one per problem, and
+    names its responses by the problem."""
+    if params.n != 1:
+        raise BadInput(f"params.n={params.n}: a search draws as many samples as search.method says and answers each "
+                       "problem with one of them: set params.n=1 (run_stage.py -cn values/list_responses lists all "
+                       "responses of its trees; another seed= and output= is another search)")  # fmt: skip
 
 
 def trees_path(output: Path) -> Path:

@@ -56,6 +56,11 @@ class CompareWithTruth:
         if not hasattr(context.task, "position"):
             raise BadInput("only an enumerable task knows which steps are right: set task=word_arithmetic, "
                            "long_arithmetic or rule_logic")  # fmt: skip
+        return measures(self.judged_steps(input_path, context), context)
+
+    def judged_steps(self, input_path: str, context: StageContext) -> list[JudgedStep]:
+        """Return every distinct inner step, in the order of the trajectories. Raises BadInput as `run`, where the task
+        knows the truth."""
         scores = {row.id: row for row in read_records(StepScores, self.scores)}
         problems = {problem.id: problem for problem in context.task.problems(self.split)}
         rows = read_records(Trajectory, input_path)
@@ -63,7 +68,7 @@ class CompareWithTruth:
         steps = self._judge(rows, scores, problems, context)
         if not steps:
             raise BadInput(f"{input_path}: no inner step of a problem that the reward model has not seen")
-        return measures(steps, context)
+        return steps
 
     def _judge(
         self,

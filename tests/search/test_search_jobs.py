@@ -22,8 +22,10 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.schemas import SampleConfig
+from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
+from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -157,11 +159,13 @@ def test_every_config_of_a_scorer_is_composed(scorer: str) -> None:
     assert config.search["scorer"]["_target_"].startswith("espalier.search.scorers.")
 
 
-def test_several_solutions_or_states_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
-    output = tmp_path / "found.jsonl"
-    asked = command(tiny_policy, output, 0.0, "params.n=2")
-    found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-    assert "params.n=1" in found.stderr
+def test_several_solutions_per_problem_are_refused_before_anything_is_drawn_or_written(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "build", job.build)  # `search_job` replaces it
+    with pytest.raises(BadInput, match=r"params\.n=2: a search draws as many samples as search\.method says"):
+        search_job.main(str(tiny_policy), str(tmp_path / "found.jsonl"), "0", "params.n=2")
+    assert not list(tmp_path.glob("found*"))
 
 
 @pytest.mark.slow

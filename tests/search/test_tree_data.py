@@ -18,6 +18,7 @@ from espalier.pipeline.values.value_trees import ValueTrees
 from espalier.search.budget import Budget
 from espalier.search.methods.omega_prm import OmegaPRM
 from espalier.search.methods.samples import Samples
+from espalier.search.methods.siblings import HighLowSiblings
 from espalier.search.methods.step_beam import StepBeam
 from espalier.search.methods.tree_inference import TreeInference
 from espalier.search.scorers.completions_scorer import CompletionsScorer
@@ -141,7 +142,7 @@ def test_a_stop_string_is_no_part_of_a_response(sampler: Callable[..., TableSamp
 
 
 def test_steps_drawn_at_other_temperatures_are_no_samples_of_the_policy(sampler: Callable[..., TableSampler]) -> None:
-    method = TreeInference(((0, 3),), temperatures=((0, 1.3),))
+    method = TreeInference(((0, 3),), siblings=HighLowSiblings())
     tree, found, _ = searched(sampler(), method, RandomScorer())
     assert not tree.record(found.chosen, "m", "s", False, 0.0).completions
 
