@@ -12,13 +12,16 @@ stays.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from espalier.models.in_parts import is_part, loaded_in_parts
+from espalier.models.packing_check import packing_of
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
 from espalier.training.engine import BadCheckpoint, autocast, named_weights
 from espalier.training.shards import GatheredWeights, Shards
@@ -71,12 +74,9 @@ class DeepSpeedEngine:
         max_grad_norm: float,
         precision: str,
     ):
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-        import deepspeed
+        deepspeed = _deepspeed()
         from deepspeed.runtime.zero.utils import ZeRORuntimeException
 
-        # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.device = device()
         run_settings = {
             "train_micro_batch_size_per_gpu": micro_batch_size,
@@ -97,6 +97,7 @@ class DeepSpeedEngine:
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        packing_of(self.model)  # where weights are cut all ranks measure it now, with weights that are gathered
         self.start_step(num_micro_batches)
 
     def start_step(self, num_micro_batches: int) -> None:
@@ -202,17 +203,60 @@ class DeepSpeedEngine:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
 
 
+def _deepspeed() -> Any:
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    import deepspeed
+
+    # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def cuts_weights(settings: Mapping[str, Any] | None) -> bool:
+    """Say whether DeepSpeed's JSON cuts the weights over the ranks: ZeRO stage 3."""
+    return bool((settings or {}).get("zero_optimization", {}).get("stage") == 3)
+
+
+def loading(settings: Mapping[str, Any] | None, precision: str = "") -> AbstractContextManager[None]:
+    """Have networks that are loaded within cut over the ranks, weight by weight, where `settings` cut weights; on every
+    rank. `precision` of a network that is only read: in bf16 its linear layers are held so."""
+    if not cuts_weights(settings):
+        return contextlib.nullcontext()
+    deepspeed, first = _deepspeed(), list[Any]()
+
+    def cut(parameter: Any) -> None:
+        if first:
+            first[0].convert_to_zero_parameters(param_list=[parameter])
+            return
+        holder = torch.nn.Module()
+        holder._parameters["weight"] = parameter  # without the hook that called this
+        deepspeed.zero.Init(holder, config_dict_or_path=_read_only(settings or {}))
+        limit_all_groups()
+        first.append(parameter)
+
+    return loaded_in_parts(cut, is_half=precision == "bf16")
+
+
+def _read_only(settings: Mapping[str, Any]) -> dict[str, Any]:
+    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
+    own = {"train_micro_batch_size_per_gpu": 1, "steps_per_print": settings.get("steps_per_print", 10)}
+    return {**own, "zero_optimization": zero}
+
+
 def cut_over_ranks(model: Any, settings: Mapping[str, Any], precision: str) -> Any:
     """Return a model that is only read, with its weights cut over the ranks as `settings` (ZeRO-3) say: each layer is
     gathered as it is used, so that every rank has to make as many passes. Its optimizer settings are left out."""
-    import deepspeed
-
-    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
-    own = {"train_micro_batch_size_per_gpu": 1, "steps_per_print": settings.get("steps_per_print", 10)}
-    read = {**own, "zero_optimization": zero, "torch_autocast": _autocast(precision)}
-    engine = deepspeed.initialize(model=model, config=read)[0]
+    read = {**_read_only(settings), "torch_autocast": _autocast(precision)}
+    engine = _deepspeed().initialize(model=model, config=read)[0]
     limit_all_groups()
+    packing_of(engine)  # which every rank measures now, with weights that are gathered
     return engine
+
+
+def whole_weights(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Have these weights whole within, on every rank, whether ZeRO-3 cuts them or not; not to be written to."""
+    cut = [tensor for tensor in tensors if is_part(tensor)]
+    return _deepspeed().zero.GatheredParameters(cut) if cut else contextlib.nullcontext()
 
 
 def _autocast(precision: str) -> dict[str, Any]:
@@ -230,7 +274,7 @@ def full_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, to
 
     `shapes` are those of the whole model's weights. DeepSpeed's files are pickles: check the folder's manifest before.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    _deepspeed()
     parts = sorted((folder / TAG).glob("mp_rank_*_model_states.pt"))
     is_sharded = bool(list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")))
     if len(parts) > 1 or not is_sharded:  # every data rank holds all of its part: tensor parallelism, or stage 0
