@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +72,26 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         os.environ.pop("HF_DEACTIVATE_ASYNC_LOAD")
         if before is not None:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
+
+
+@contextmanager
+def halves_in_float32(model: torch.nn.Module) -> Iterator[None]:
+    """Have linear layers that are held in bf16 beside float32 ones compute in float32 within, without autocast."""
+    kinds = {value.dtype for value in model.parameters()}
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    halves = [layer for layer in layers if layer.weight.dtype == torch.bfloat16 and torch.float32 in kinds]
+    for layer in halves:
+        layer.forward = partial(_linear_in_float32, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in halves:
+            del layer.forward
+
+
+def _linear_in_float32(layer: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+    bias = None if layer.bias is None else layer.bias.float()
+    return torch.nn.functional.linear(given, layer.weight.float(), bias)
 
 
 def is_part(tensor: torch.Tensor) -> bool:

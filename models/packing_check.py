@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
 from espalier.models.attention_kernels import BadAttention
-from espalier.models.in_parts import is_part
+from espalier.models.in_parts import halves_in_float32, is_part
 from espalier.models.inputs import model_inputs, network
 from espalier.models.packed_attention import PREFIX, takes_packed_rows, watched
 from espalier.models.row_limits import longest_row, longest_together, other_layers, unseen_limit
@@ -123,7 +123,8 @@ def _still(net: PreTrainedModel) -> Iterator[None]:
     net.eval()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(net.device.type, enabled=False), torch.backends.cudnn.flags(enabled=False):
+        exact = (torch.autocast(net.device.type, enabled=False), torch.backends.cudnn.flags(enabled=False))
+        with exact[0], exact[1], halves_in_float32(net):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
