@@ -1,6 +1,8 @@
 """With ZeRO-3 a network is cut over the ranks as it is read, and written as it is gathered: what it is, computes and
 leaves is what a whole one does."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
+from benchmarks.gpu.training import Shape, pairs
 from benchmarks.processes.forked import run_ranks
+from espalier.data.jsonl import write_records
 from espalier.training.weight_files import join_tensors
 
 SIZES = {"vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -53,6 +57,28 @@ def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
     names = ["llama", "qwen2", "experts", "apart"]
     codes = run_ranks("tests/support/part_ranks.py", [str(tmp_path), *names], tmp_path / "log", num_ranks)
     assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
+
+
+@pytest.mark.parametrize("reference", ["online", "precomputed"])
+def test_preferences_with_a_cut_reference_are_learnt_as_by_one_process(
+    reference: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """In bf16, where the reference is held so: its margins are those of the policy, 0 before the first step."""
+    shape = Shape(64, 128, 2, 2, 1, 320, length=48, batch=4, micro=2, num_steps=2, num_warm=0)
+    write_records(tmp_path / "pairs.jsonl", pairs(shape))
+    settings = f"""-cn train objective=dpo examples=preferences examples.path={tmp_path}/pairs.jsonl max_steps=2
+        model.path={tiny_policy} update.batch_size=4 update.micro_batch_size=2 update.learning_rate=0.01 log_every=1
+        precision=bf16 reference_logprobs={reference}""".split()
+    curves = []
+    for name, num_ranks, engine in (("one", 1, "none"), ("cut", 2, "zero3")):
+        words = [*settings, f"output_dir={tmp_path}/{name}", f"deepspeed={engine}"]
+        codes = run_ranks("trainer_base_ds_mul.py", words, tmp_path / "log", num_ranks)
+        assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        curves.append([row["train/loss"] for row in rows if "train/loss" in row])
+    assert curves[0][0] == curves[1][0] == pytest.approx(math.log(2), abs=1e-6)
+    assert curves[1] == pytest.approx(curves[0], abs=1e-3)
+    assert "could not be asked" not in (tmp_path / "log").read_text()
 
 
 def test_a_file_put_together_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:
