@@ -193,7 +193,7 @@ def load(
         num_ranks = json.loads((folder / "state.json").read_text())["num_ranks"]
         if num_ranks != world_size() and not on_any_ranks:
             raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again "
-                                "(a run of main.py, and one with tensor parallelism, goes on on no other number)")  # fmt: skip
+                                "(main.py and tensor parallelism go on on no other number)")  # fmt: skip
         engine.load_state(folder)
         load_random_state(folder / f"random-{rank() % num_ranks}.json")
     barrier()

@@ -11,7 +11,6 @@ stays.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -194,8 +193,8 @@ class DeepSpeedEngine:
         self.model.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self.has_frozen)
 
     def load_state(self, folder: Path) -> None:
-        """Load what `save_state` wrote, on any number of ranks. Raises BadCheckpoint where DeepSpeed finds nothing there,
-        and on other ranks where buffers are part of the network's state, which DeepSpeed then leaves out."""
+        """Load what `save_state` wrote, on any number of ranks. Raises BadCheckpoint where DeepSpeed finds nothing
+        there, and on other ranks where buffers are part of the network's state, which DeepSpeed then leaves out."""
         if num_ranks_of(folder) in (0, world_size()):
             self._load(folder)
             return

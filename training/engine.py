@@ -46,6 +46,7 @@ class Engine(Protocol):
 
     model: Any
     device: torch.device
+
     @property
     def resumes_on_any_ranks(self) -> bool:
         """Whether other ranks than those that wrote a state can go on from it."""

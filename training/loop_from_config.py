@@ -127,8 +127,8 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
 
 def make_model(config: TrainConfig) -> Any:
     """Return the model, with adapters where the config has them. How its rows may be computed together is measured
-    here, on weights of full precision, before adapters round them; by the engine where weights are cut. Raises BadSettings
-    where adapters of a body are asked for that is frozen."""
+    here, on weights of full precision, before adapters round them; by the engine where weights are cut. Raises
+    BadSettings where adapters of a body are asked for that is frozen."""
     if config.lora and config.model.get("trains", "all") != "all":
         raise BadSettings(
             "adapters train the body, and model.trains=head freezes it: set lora=none or model.trains=all"

@@ -145,7 +145,7 @@ class GatheredWeights:
         """Write these weights, each under all of its names; on every rank."""
         found: dict[str, torch.Tensor] = {}
         for name, value in self.gather(names):
-            # Of several that are gathered at once the memory may be one, by which transformers would take them for tied.
+            # Several that are gathered at once may share memory, by which transformers would take them for tied.
             found.update(dict.fromkeys(names_of[name], value.to("cpu", copy=len(names) > 1)))
         if is_main_rank():
             model.save_pretrained(folder, state_dict=found, max_shard_size=2**62)  # pops what it has written

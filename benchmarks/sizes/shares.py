@@ -2,15 +2,18 @@
 
     bash scripts/bench.sh shares [--quick]
 
-A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps of the weights: a fourth. Counted are
-bytes of tensors (`benchmarks.sizes.tensor_memory`): while they are loaded all that is new, while they are saved and
-delivered the share and all that comes on top; what the optimizer keeps lies beside it. The file that is read is mapped:
-its pages are the system's, common to all ranks, and not counted. What comes on top of a share does not grow with the
-network but with its largest weight (here a sixteenth of a share), so it is given in such weights too; gloo's own copies
-are in it. A reference is loaded as training in bf16 loads it. With `--quick` nothing is written.
+A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps of the weights: a fourth. Counted
+is memory of the process: the most that its pages rise by, as the kernel keeps it, while weights are saved and delivered
+(the share lies there before; what an optimizer keeps beside it is no part of it), and while they are loaded the most of
+its own pages whenever a weight is whole; the file that is read is mapped, its pages are the system's and common to all
+ranks. What comes on top of a share does not grow with the network but with its largest weight (here a sixteenth of a
+share), so it is given in such weights too; gloo's own copies are in it. A reference is loaded as training in bf16 loads
+it. With `--quick` nothing is written.
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -21,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from benchmarks.gpu.training import Shape, write_model
-from benchmarks.processes.forked import exit_code, start_ranks
+from benchmarks.processes.forked import exit_code, start, start_ranks
 from benchmarks.processes.sides import load_before
 from benchmarks.result import write_result
-from benchmarks.sizes.tensor_memory import measured
+from benchmarks.sizes.tensor_memory import own_pages, peak_rss, reset_peak_rss
 from espalier.models.in_parts import whole_shape
 from espalier.models.load import load_policy, load_reference
 from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
@@ -75,29 +79,34 @@ def deliver(weights: ShardedWeights) -> None:
 def _rank(folder: Path) -> None:
     """Write what this rank held to `<folder>/<rank>.json`."""
     torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: what is freed goes back at once
     words = [f"model.path={folder}/model", "output_dir=unused", "precision=fp32", "deepspeed=zero3"]
     config, found = compose_config(RLConfig, "rl", words), dict[str, dict[str, int]]()
 
-    mapped = (folder / "model/model.safetensors").stat().st_size
-
     def note_load(phase: str, read: Callable[[str], Any], precision: str) -> Any:
-        with measured() as peak:
-            answer = load(read, precision)
-        found[phase] = {"share": share_of(answer), "held": peak.within - mapped}
+        before, most = own_pages(), [0]
+        hook = register_module_parameter_registration_hook(lambda *_: most.append(own_pages()))
+        answer = load(read, precision)
+        hook.remove()
+        found[phase] = {"share": share_of(answer), "held": max(most) - before}
         return answer
 
     def note(phase: str, work: Callable[[], Any], share: int) -> None:
-        with measured() as peak:
+        for _ in range(2):  # the first one loads what a library needs
+            before = reset_peak_rss()
             work()
-        found[phase] = {"share": share, "held": share + peak.within}
+            found[phase] = {"share": share, "held": share + peak_rss() - before}
 
     def load(read: Callable[[str], Any], precision: str) -> Any:
         with loading(config.deepspeed, precision):
             return read(f"{folder}/model")
 
     with process_group(timeout_seconds=120, is_needed_alone=True):
-        load(load_policy, "")  # what a library keeps from its first use
+        for _ in range(2):  # what a library keeps from its first use
+            load(load_policy, "")
+        gc.collect()
         note_load("loading a reference", load_reference, "bf16")
+        gc.collect()
         model = note_load("loading", load_policy, "")
         own = share_of(model)
         engine = make_training_engine(config, model, config.optimizer, 1e-3, 1.0)
@@ -114,7 +123,7 @@ def run(shape: Shape) -> list[dict[str, Any]]:
     """Return what each rank found. Raises SystemExit where one fails."""
     with tempfile.TemporaryDirectory(prefix="shares-") as name:
         folder = Path(name)
-        write_model(folder / "model", shape)
+        exit_code(start(lambda: write_model(folder / "model", shape)))  # whose memory the ranks would inherit
         log = folder / "log"
         codes = [exit_code(pid) for pid in start_ranks("benchmarks/sizes/shares.py", ["--rank", name], log, RANKS)]
         if any(codes):
