@@ -49,6 +49,7 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
     if parts is None:
         yield
         return
+    parts.hashes.clear()  # of networks that may be gone, and their places taken by others
     text = config_of().get_text_config()
     head = int(text.vocab_size) if getattr(text, "tie_word_embeddings", False) else None
     # A thread pool would read ahead without a limit.

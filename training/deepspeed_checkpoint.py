@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.manifest import PARTIAL
 from espalier.training.deepspeed_library import library, make_universal, quiet
+from espalier.training.engine import BadCheckpoint
 
 TAG = "deepspeed"
-_REARRANGED = "rearranged"  # beside the checkpoints of a run, while one is read
+_REARRANGED = f"-rearranged{PARTIAL}"  # beside a checkpoint while it is read; the next one that is saved removes it
 
 
 def num_ranks_of(folder: Path) -> int:
@@ -26,13 +28,18 @@ def num_ranks_of(folder: Path) -> int:
 
 @contextmanager
 def for_any_ranks(folder: Path) -> Iterator[Path]:
-    """Give a folder with the checkpoint as a universal one, as long as it is read; on every rank."""
-    made = folder.parent / _REARRANGED
+    """Give a folder with the checkpoint as a universal one, as long as it is read; on every rank. Raises
+    BadCheckpoint where DeepSpeed cannot make one."""
+    made = folder.with_name(folder.name + _REARRANGED)
 
     def make() -> None:
         shutil.rmtree(made, ignore_errors=True)
         (made / TAG).mkdir(parents=True)
-        make_universal(folder / TAG, made / TAG)
+        try:
+            make_universal(folder / TAG, made / TAG)
+        except (AssertionError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+            raise BadCheckpoint(f"{folder} cannot be rearranged for other ranks ({type(error).__name__}: {error}): "
+                                f"start {num_ranks_of(folder)} again") from error  # fmt: skip
 
     from_main_rank(make)
     yield made

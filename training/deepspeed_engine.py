@@ -194,14 +194,18 @@ class DeepSpeedEngine:
 
     def load_state(self, folder: Path) -> None:
         """Load what `save_state` wrote, on any number of ranks. Raises BadCheckpoint where DeepSpeed finds nothing
-        there, and on other ranks where buffers are part of the network's state, which DeepSpeed then leaves out."""
+        there, and on other ranks where there is more to restore than DeepSpeed then does: parameters, and AdamW's two
+        moments of them."""
         if num_ranks_of(folder) in (0, world_size()):
             self._load(folder)
             return
-        module = self.model.module
-        if buffers := module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False)).keys():
-            raise BadCheckpoint(f"{folder} was written by {num_ranks_of(folder)} ranks and holds {min(buffers)}, no "
-                                "parameter, which goes on on as many alone: start as many")  # fmt: skip
+        module, held = self.model.module, self.optimizer.optimizer
+        more = sorted(module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False)).keys())
+        if not isinstance(held, torch.optim.Adam) or any(group.get("amsgrad") for group in held.param_groups):
+            more.append(f"the state of {type(held).__name__}")
+        if more:
+            raise BadCheckpoint(f"{folder} was written by {num_ranks_of(folder)} ranks, and {more[0]} cannot go on on "
+                                f"{world_size()}: start as many again")  # fmt: skip
         config = self.model._config
         config.load_universal_checkpoint = True
         try:

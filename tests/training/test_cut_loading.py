@@ -48,7 +48,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("num_ranks", [4, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
     num_ranks: int, networks: Path, tmp_path: Path
 ) -> None:
