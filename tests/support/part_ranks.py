@@ -114,7 +114,7 @@ def main() -> None:
     torch.set_num_threads(1)
     set_up_logging()
     folder = Path(sys.argv[1])
-    with process_group(timeout_seconds=60, is_needed_alone=True):
+    with process_group(timeout_seconds=300, is_needed_alone=True):
         for name in sys.argv[2:]:
             words = [f"output_dir={folder}", f"model.path={folder}/{name}", "precision=fp32", "deepspeed=zero3"]
             config = compose_config(RLConfig, "rl", words)
