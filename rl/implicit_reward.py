@@ -23,10 +23,9 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import write_model
 from espalier.rl.rank_watch import RankWatch, pair_accuracy
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
-from espalier.rl.training_engines import make_training_engine
+from espalier.rl.training_engines import load_trained, make_training_engine
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import rank
-from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ImplicitRewardConfig, RLConfig
 from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.implicit_ce import implicit_ce_losses
@@ -169,7 +168,7 @@ def make_implicit_reward(config: RLConfig, temperature: float, reference: Any | 
     if (settings := config.implicit_reward) is None:
         return None
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, load_trained(config, settings.model), settings.optimizer, *rates)
     update = config.update
     sizes = (update.minibatch_size, update.micro_batch_size, update.micro_batch_tokens)
     return ImplicitReward(engine, settings, reference, temperature, config.precision, *sizes)

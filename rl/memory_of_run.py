@@ -11,7 +11,7 @@ from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.weight_buckets import BUCKET_BYTES
-from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
+from espalier.training.memory_of_run import cutting_of, model_paths, network_of, numbers_of_reference, of_node
 from espalier.training.memory_plan import Network, Setup, Work
 from espalier.training.shards import GROUP_BYTES
 
@@ -34,7 +34,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         tuple(networks),
         _work(config, num_ranks),
         frozen=frozen + (0 if is_cut else reference),
-        frozen_cut=reference if is_cut else 0,
+        frozen_cut=numbers_of_reference(policy.shape, config.precision) if reference and is_cut else 0,
         is_bf16=config.precision == "bf16",
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",

@@ -35,7 +35,7 @@ from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, start_policy
+from espalier.rl.training_engines import check_engines, has_noise, load_trained, make_training_engine, start_policy
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -65,7 +65,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
-    model = build(config.model)
+    model = load_trained(config, config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
     engine = make_training_engine(
         config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm
@@ -321,7 +321,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
     from espalier.rl.critic import Critic
 
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, load_trained(config, settings.model), settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
     return Critic(engine, settings, config.precision, *sizes)

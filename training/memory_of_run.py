@@ -110,6 +110,12 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
     }
 
 
+def numbers_of_reference(shape: Shape, precision: str) -> int:
+    """Return how many float32 numbers take the room of a frozen network that ZeRO-3 cuts: in bf16 all but its
+    embeddings is held in halves."""
+    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if precision == "bf16" else shape.parameters
+
+
 def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float, is_gpu: bool) -> Setup:
     """Return how `trainer_base_ds_mul.py` would compute the largest pass of a run that reads `num_read` times as many
     examples as there are. Raises NoPlan where there is none."""
@@ -118,10 +124,13 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
     reference = config.objective.get("reference")
     is_online = config.reference_logprobs == "online" or (config.reference_logprobs == "auto" and num_read <= 1)
     has_reference = reference and is_online and not (config.lora and reference.get("path") == config.model["path"])
+    is_cut = cutting_of(config.deepspeed, num_ranks, is_gpu)["stage"] == 3
+    read = of_node(reference).shape if has_reference else None
     return Setup(
         (of_node(config.model, config.lora),),
         work,
-        frozen=of_node(reference).shape.parameters if has_reference else 0,
+        frozen=read.parameters if read is not None and not is_cut else 0,
+        frozen_cut=numbers_of_reference(read, config.precision) if read is not None and is_cut else 0,
         is_bf16=config.precision == "bf16",
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
@@ -190,7 +199,8 @@ def with_adapters(setup: Setup, rank: int = 16) -> Setup:
     sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.mlp)
     trained = rank * shape.layers * sides
     adapted = Network(replace(shape, parameters=policy.shape.parameters + trained), trained)
-    return replace(setup, networks=(adapted, *setup.networks[1:]), frozen=max(0, setup.frozen - shape.parameters))
+    return replace(setup, networks=(adapted, *setup.networks[1:]), frozen=max(0, setup.frozen - shape.parameters),
+                   frozen_cut=0)  # fmt: skip
 
 
 def fits(setup: Setup, limit: int) -> bool:
