@@ -15,7 +15,6 @@ from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
-from espalier.pipeline.evaluation.evaluation_inputs import read_rankings
 from espalier.pipeline.prm.score_by_step_verdicts import ScoreByStepVerdicts
 from espalier.pipeline.prm.write_rationales import WriteRationales
 from espalier.pipeline.problems.verifier_demonstrations import MakeVerifierDemonstrations
@@ -23,6 +22,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.rewards.votes import best_of
 from espalier.sampling.client import Sample
 from espalier.sampling.verifications import TeacherRationaleRequests, VerificationRequests
+from tests.pipeline.test_generative_verifiers import ranking_by
 
 EACH = StepVerdictFormat("Check.")
 
@@ -78,7 +78,7 @@ def test_best_of_n_ranks_by_these_scores(tmp_path: Path) -> None:
     records, _ = scored(tmp_path, WRITTEN)
     path = tmp_path / "s.jsonl"
     write_records(path, records)
-    ranking = read_rankings(str(path), "verifier", ["last"], ROWS[:2])[0]
+    ranking = ranking_by(str(path), ROWS[:2], tmp_path)
     assert best_of(ROWS[:2], ranking.scores_of(ROWS[:2])) == 1.0
 
 
