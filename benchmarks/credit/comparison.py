@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.credit.curves import COSTS, Point, accuracy_at, cost_of, mean_accuracy, median_cost, reach
 from benchmarks.credit.intervals import Mean, figure_above_zero, holm, mean_over_seeds, paired
-from benchmarks.credit.plan import Cell, Plan, best_rate
+from benchmarks.credit.plan import Cell, Plan, best_rate, wanted_rates
 from benchmarks.credit.runs import Record
 from benchmarks.result import count
 
@@ -49,17 +49,26 @@ def given(points: Sequence[Point], tokens: float, seconds: float) -> list[Point]
     return [replace(point, tokens=point.tokens - tokens, seconds=point.seconds - seconds) for point in points]
 
 
-def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Return the learning rate by (cell, method) where every rate of the plan has its tuning run; what is spent before
-    the first update is the same for all of them and left out."""
+def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return the mean accuracy of tuning runs by (cell, method) and learning rate; what is spent before the first
+    update is the same for all of them and left out."""
     areas: dict[tuple[str, str], dict[float, float]] = {}
     for row in records:
-        if row.is_tuning and row.learning_rate in plan.learning_rates:
+        if row.is_tuning and row.learning_rate in plan.learning_rates + plan.lower_rates:
             points = given(row.points, row.tokens_before, row.seconds_before)
             area = mean_accuracy(points, "tokens", plan.cells[row.cell].tuning_tokens)
             if area is not None:
                 areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
-    return {key: best_rate(found) for key, found in areas.items() if len(found) == len(plan.learning_rates)}
+    return areas
+
+
+def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run."""
+    return {
+        key: best_rate(found)
+        for key, found in tuning_areas(plan, records).items()
+        if all(rate in found for rate in wanted_rates(plan, found))
+    }
 
 
 def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:

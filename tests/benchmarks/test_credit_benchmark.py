@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.credit.comparison import GIVEN, Curves, common_cost, compare, curves_of, summarise, tuned_rates
+from benchmarks.credit.comparison import (
+    GIVEN,
+    Curves,
+    common_cost,
+    compare,
+    curves_of,
+    summarise,
+    tuned_rates,
+    tuning_areas,
+)
 from benchmarks.credit.credit import missing
 from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
@@ -29,7 +38,7 @@ HARD = replace(EASY, name="hard")
 GRPO, VINE = Method("grpo", "outcome", "exp/ppo/grpo"), Method("vine", "monte_carlo", "exp/ppo/vine")
 PRM = Method("prm", "process_model", "exp/ppo/prm", ("advantage.path={process_rewards}/prm/model",))
 SFT = Policy("small", ("task=word_arithmetic",), "exp/sft/word_arithmetic", 5)
-SMALL = Plan("grpo", (1e-4, 1e-5), 1000, ("server=none",), {"small": SFT}, {"easy": EASY, "hard": HARD},
+SMALL = Plan("grpo", (1e-4, 1e-5), (1e-6,), 1000, ("server=none",), {"small": SFT}, {"easy": EASY, "hard": HARD},
              {"grpo": GRPO, "vine": VINE, "prm": PRM})  # fmt: skip
 
 
@@ -234,9 +243,14 @@ def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chos
             stored("easy", "vine", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),  # one rate of two
             stored("easy", "prm", 1000, [0.2, 0.2, 0.2], 1e-4, tokens_before=500, is_tuning=True),
             stored("easy", "prm", 1000, [0.2, 0.3, 0.3], 1e-5, tokens_before=500, is_tuning=True)]  # fmt: skip
-    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-5}
-    assert [run.learning_rate for run in tuning_runs(SMALL, [EASY], [GRPO])] == [1e-4, 1e-5]
-    assert tuning_runs(SMALL, [EASY], [GRPO])[0].tokens == 50
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4}, "the lowest rate is the best: one more is wanted"
+    areas = tuning_areas(SMALL, rows)
+    wanted = {key: [run.learning_rate for run in tuning_runs(SMALL, [EASY], [SMALL.methods[key]], areas)]
+              for key in ("grpo", "vine", "prm")}  # fmt: skip
+    assert wanted == {"grpo": [1e-4, 1e-5], "vine": [1e-4, 1e-5], "prm": [1e-4, 1e-5, 1e-6]}
+    rows.append(stored("easy", "prm", 1000, [0.2, 0.4, 0.4], 1e-6, tokens_before=500, is_tuning=True))
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-6}, "there is none below"
+    assert tuning_runs(SMALL, [EASY], [GRPO], {})[0].tokens == 50
 
 
 def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
