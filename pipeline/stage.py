@@ -75,6 +75,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
             raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
+        _warn_of_part(Path(path))
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
     inputs = models | {path: file_sha256(path) for path in paths}
     meta_path = output.with_name(output.stem + ".meta.json")
@@ -101,6 +102,13 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
     log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
     return 1 if context.counts.get("rejected") else 0
+
+
+def _warn_of_part(path: Path) -> None:
+    """Warn of an input whose sampling was cut, or ended behind its pilot: the stage would read a part for the whole."""
+    meta = path.with_suffix(".meta.json")
+    if meta.is_file() and json.loads(meta.read_text()).get("is_complete") is False:
+        log.warning("%s is not complete: the command that writes it goes on; this stage reads what is there", path)
 
 
 def _is_there(output: Path) -> bool:

@@ -129,6 +129,9 @@ read_settings() {
       extra+=("prompt@task.template=${argument#*=}")
     elif [[ " $settings " == *" $key "* ]]; then
       printf -v "$key" '%s' "${argument#*=}"
+    elif [[ $key == *.pilot ]]; then
+      echo "error: a pilot ends the script: give pilot=N to scripts/process_rewards.sh" >&2
+      exit 2
     elif [[ $key == task.* ]]; then
       extra+=("$argument")
     elif [[ $key == *.* && $prefix == server && " $prefixes " == *" server "* ]]; then

@@ -136,6 +136,16 @@ def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, 
     assert script(*policy, "run=b", "task=gsm8k", *given.split(), name=name, code=2) == []
 
 
+def test_a_pilot_ends_the_script_behind_its_sampling_and_the_run_after_it_has_none(script: Script) -> None:
+    given = ["policy=a", "run=b", "task=gsm8k"]
+    pilot = stages(script(*given, "pilot=20", name="process_rewards.sh"))
+    assert [command[command.index("-cn") + 1] for command in pilot if "-cn" in command] == ["api/vllm/trajectories"]
+    assert "pilot=20" in pilot[-1]
+    (whole,) = named(script(*given, name="process_rewards.sh"), "api/vllm/trajectories")
+    assert {*pilot[-1]} - {*whole} == {"pilot=20"}
+    assert script(*given, "sample.pilot=20", name="process_rewards.sh", code=2) == []
+
+
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip
