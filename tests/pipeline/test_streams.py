@@ -21,8 +21,8 @@ from espalier.pipeline.pairs.build_preferences import (
     StepPreferences,
 )
 from espalier.pipeline.prm import step_score_metrics
-from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
+from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.values.choose_labels import ChooseLabels
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
