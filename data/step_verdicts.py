@@ -21,6 +21,7 @@ from espalier.data.records import BadInput
 EACH_STEP = "each_step"
 _NUMBER = "{number}"
 _MARKS = r"[ \t*_#>-]*"  # Markdown's, around a heading
+_WHOLE = r"(?:(?<!\w)|(?!\w|[.,]\d))"  # no word or number goes on
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class StepVerdictFormat:
     """`heading` opens what is said of a step, with {number} in it; a verdict is one of the words `yes` or `no` between
     `opening` and `closing`; `request` asks for all that. `quotes_steps`: a section repeats its step before it judges.
 
-    Raises BadInput on a heading without {number}, an empty opening, and words that cannot be distinguished.
+    Raises BadInput on a heading without {number}, an opening that is empty or ends with white space (which a token of
+    the word holds), and words that cannot be distinguished.
     """
 
     request: str
@@ -69,6 +71,9 @@ class StepVerdictFormat:
         if self.heading.count(_NUMBER) != 1 or not self.opening.strip():
             raise BadInput(f"verifier.heading must hold {_NUMBER} once and verifier.opening a text, got "
                            f"'{self.heading}' and '{self.opening}'")  # fmt: skip
+        if self.opening != self.opening.rstrip():
+            raise BadInput(f"verifier.opening='{self.opening}' ends with white space: begin the words of verifier.yes "
+                           "and verifier.no with it")  # fmt: skip
         if not self.yes or not self.no or set(self.yes) & set(self.no):
             raise BadInput(f"verifier.yes={self.yes} and verifier.no={self.no} must hold words, and none the same")
 
@@ -80,7 +85,7 @@ class StepVerdictFormat:
     @cached_property
     def _verdict(self) -> re.Pattern[str]:
         words = "|".join(re.escape(word) for word in sorted([*self.yes, *self.no], key=len, reverse=True))
-        return re.compile(rf"{re.escape(self.opening)}({words}){re.escape(self.closing)}")
+        return re.compile(rf"{re.escape(self.opening)}({words}){re.escape(self.closing) or _WHOLE}")
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool = True) -> str:
         """Return what the verifier continues with its rationale."""
@@ -122,7 +127,7 @@ class StepVerdictFormat:
 
     def _read_section(self, text: str, start: int, end: int, step: str) -> StepVerdict | Mismatch:
         if self.quotes_steps:
-            quote = re.compile(r"[ \t*_]*" + r"\s+".join(map(re.escape, step.split()))).match(text, start, end)
+            quote = re.compile(r"[ \t*_]*" + r"\s+".join(map(re.escape, step.split())) + _WHOLE).match(text, start, end)
             if quote is None:
                 return NO_QUOTE
             start = quote.end()

@@ -6,10 +6,12 @@ share (a space that stands alone) says nothing for either. Spellings of the same
 of their side, are counted once.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from espalier.data.prompts import encode_text
@@ -22,6 +24,18 @@ Tokens = tuple[int, ...]
 NextLogprobs = Callable[[Sequence[list[int]]], "list[dict[int, float] | None]"]
 """Rows of ids → the log-probs of the likeliest tokens behind each, by id; None for one that is refused."""
 _SMALLEST = math.log(1e-6)
+SMALLEST_MASS = 0.5
+"""Of both verdicts on average, below which a model is held not to answer the question."""
+log = logging.getLogger(__name__)
+
+
+def warn_of_mass(masses: Sequence[float], name: str) -> None:
+    """Warn where a model answers with neither verdict: it was asked otherwise when it was trained, or its tokens of a
+    verdict are others."""
+    mass = fmean(masses) if masses else 1.0
+    if mass < SMALLEST_MASS:
+        log.warning("%s gives both verdicts together a probability of %.3g: ask it as its demonstrations did (another "
+                    "verifier=...), or train it longer", name, mass)  # fmt: skip
 
 
 def spelling_tokens(tokenizer: Any, before: str, spellings: Sequence[str]) -> list[Tokens]:

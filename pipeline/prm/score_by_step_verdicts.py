@@ -117,7 +117,7 @@ class ScoreByStepVerdicts:
 
     def _yes_probs(self, texts: Sequence[str], context: StageContext) -> list[float]:
         from espalier.models.load import load_policy, load_tokenizer
-        from espalier.models.verdict_probs import VerdictTokens, yes_probs
+        from espalier.models.verdict_probs import VerdictTokens, warn_of_mass, yes_probs
         from espalier.runtime.distributed import device
 
         tokenizer, own = load_tokenizer(self.model), self.verifier
@@ -128,6 +128,7 @@ class ScoreByStepVerdicts:
                               on_progress=progress.update)  # fmt: skip
         if found:
             context.counts["verdict_mass"] = round(fmean(one.mass for one in found), 4)
+        warn_of_mass([one.mass for one in found], self.model)
         return [one.share for one in found]
 
 

@@ -82,7 +82,7 @@ def test_best_of_n_ranks_by_these_scores(tmp_path: Path) -> None:
     assert best_of(ROWS[:2], ranking.scores_of(ROWS[:2])) == 1.0
 
 
-def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path) -> None:
+def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 320, "max_length": 256, "seed": 3}
     folder = str(build_tiny(tmp_path / "m", ["2+2=4\n#### 4"], **sizes))
     records, counts = scored(tmp_path, WRITTEN, model=folder, votes="mean")
@@ -101,7 +101,8 @@ def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path) -> None
     first = p_yes(asked + "Step 1: 2+2=4 \\boxed{")
     second = p_yes(asked + "Step 1: 2+2=4 \\boxed{correct}\nStep 2: #### 4 \\boxed{")
     assert records[0].scores == pytest.approx([first, min(first, second)], abs=0.01)  # bf16 there
-    assert counts["verdict_mass"] >= 0
+    assert counts["verdict_mass"] < 0.1
+    assert "gives both verdicts together a probability of" in caplog.text, "a random network answers with neither"
 
 
 def test_solutions_that_nobody_asked_about_and_rationales_of_none_end_the_stage(tmp_path: Path) -> None:
