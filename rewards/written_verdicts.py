@@ -88,12 +88,13 @@ class WrittenVerdictReward:
 
 
 def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> list[float]:
-    """Return the values, each that is missing as the mean of those of its problem, UNKNOWN where it has none."""
+    """Return the values, each that is missing as the mean of those of its problem (exactly theirs where they are equal),
+    UNKNOWN where it has none."""
     known: dict[str, list[float]] = {name: [] for name in problem_ids}
     for value, name in zip(values, problem_ids, strict=True):
         if value is not None:
             known[name].append(value)
-    means = {name: fmean(own) if own else UNKNOWN for name, own in known.items()}
+    means = {name: min(max(fmean(own), min(own)), max(own)) if own else UNKNOWN for name, own in known.items()}
     return [means[name] if value is None else value for value, name in zip(values, problem_ids, strict=True)]
 
 

@@ -218,6 +218,8 @@ def test_a_verifier_that_answers_with_neither_verdict_is_warned_of_once(
 
 def test_what_is_missing_is_the_mean_of_its_problems_others_or_a_half() -> None:
     assert filled_in([0.2, None, 0.6, None], ["a", "a", "a", "b"]) == pytest.approx([0.2, 0.4, 0.6, 0.5])
+    # a group that agrees agrees still: dynamic sampling compares rewards exactly
+    assert filled_in([0.1, 0.1, 0.1, None], ["a"] * 4) == [0.1] * 4
 
 
 def test_settings_that_cannot_be_are_refused(folder: str) -> None:
