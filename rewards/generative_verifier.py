@@ -17,7 +17,6 @@ from espalier.models.verdict_probs import VerdictTokens, YesProb, warn_of_mass, 
 from espalier.rewards.score import VERIFIER, Score, ScoreRange
 
 
-
 class GenerativeVerifier:
     """`path`: the model's folder; `verifier`: how it is asked; `batch_tokens`: padded tokens of one forward pass."""
 

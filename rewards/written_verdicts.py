@@ -88,7 +88,7 @@ class WrittenVerdictReward:
 
 
 def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> list[float]:
-    """Return the values, each that is missing as the mean of those of its problem (exactly theirs where they are equal),
+    """Return the values, each that is missing as the mean of those of its problem, exactly theirs where they are equal;
     UNKNOWN where it has none."""
     known: dict[str, list[float]] = {name: [] for name in problem_ids}
     for value, name in zip(values, problem_ids, strict=True):

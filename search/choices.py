@@ -17,20 +17,21 @@ def check_choice(choice: str) -> None:
 
 
 def draws_of(node: Node) -> int:
-    """Return how many samples it is."""
+    """Return how many samples drew a node: a vote each."""
     return node.draws
 
 
 def choose_solution(tree: Tree, choice: str = "best", votes: Callable[[Node], int] = draws_of) -> Node:
     """Return the finished node of the highest rank ("best"), or the best one with the answer of most `votes` ("vote")
-    or of the largest sum of ranks, each times its votes ("weighted_vote"). Ties go to the one that came first. Where no response ended, the
-    open node of the highest rank, deeper ones first; where nothing was drawn, the prompt.
+    or of the largest sum of ranks, each times its votes ("weighted_vote"). Ties go to the one that came first. Where no
+    response ended, the open node of the highest rank, deeper ones first; where nothing was drawn, the prompt.
 
-    Those that ended by themselves come before those that were cut, and where ranks decide, those that were scored
-    before those that were drawn to value a state. Raises BadInput as `weight_of`.
+    Those that ended by themselves come before those that were cut, those with a vote before others, and where ranks
+    decide, those that were scored before those that were drawn to value a state. Raises BadInput as `weight_of`.
     """
     finished = tree.finished()
     ended = [node for node in finished if node.ending == "stop"] or finished
+    ended = [node for node in ended if votes(node)] or ended
     if choice != "vote":
         ended = [node for node in ended if node.score is not None] or ended
     if not ended:

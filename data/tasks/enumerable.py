@@ -44,7 +44,7 @@ def positions(task: EnumerableTask, problem: Problem, steps: Sequence[str], name
     own = task.split_steps("".join(steps))
     if _written(own) != _written(steps):
         raise BadInput(f"'{name}' is not cut into steps as the task cuts it, and only of its own steps the task knows "
-                       "which are right: name the trajectories as they were sampled (before values/split_steps)")  # fmt: skip
+                       "which are right: name the trajectories as sampled, before values/split_steps")  # fmt: skip
     return [task.position(problem, steps[:number]) for number in range(1, len(steps) + 1)]
 
 

@@ -71,6 +71,9 @@ class ScoreByStepVerdicts:
         if records and without == len(records):
             raise BadInput(f"{self.verifications}: none of {without} solutions gets scores: {self._why(context)}: ask "
                            "the verifier as it was trained to be asked (stage.verifier.*)")  # fmt: skip
+        if without:
+            log.warning("%d of %d solutions have no score: no step, or no rationale that can be aligned with them",
+                        without, len(records))  # fmt: skip
         if context.counts["misaligned"] > _MOST_MISALIGNED * context.counts["rationales"]:
             log.warning("%d of %d rationales are not aligned with the steps and left out: %s",
                         context.counts["misaligned"], context.counts["rationales"], self._why(context))  # fmt: skip

@@ -115,7 +115,7 @@ def test_formats_that_cannot_be_read_are_refused() -> None:
 
 
 def test_without_a_closing_a_verdict_is_a_whole_word() -> None:
-    free = StepVerdictFormat("Check.", opening="Verdict:", closing="", yes=[" right"], no=[" wrong"], quotes_steps=False)
+    free = StepVerdictFormat("Check.", "Step {number}:", "Verdict:", "", [" right"], [" wrong"], quotes_steps=False)
     assert said(free, "Step 1: Verdict: right\nStep 2: Verdict: wrong.") == [True, False]
     text = "Step 1: Verdict: right\nStep 2: Verdict: wrongly called wrong"
     assert said(free, text) == NO_VERDICT

@@ -62,10 +62,13 @@ WRITTEN = [
 ]
 
 
-def test_hard_votes_are_averaged_over_rationales_that_align_and_the_others_counted_by_reason(tmp_path: Path) -> None:
+def test_hard_votes_are_averaged_over_rationales_that_align_and_the_others_counted_by_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     records, counts = scored(tmp_path, WRITTEN)
     assert [row.scores for row in records] == [[1.0, 0.5], [0.5, 0.5], []]
     assert (counts["rationales"], counts["misaligned"], counts["without_score"]) == (8, 4, 1)
+    assert "1 of 3 solutions have no score" in caplog.text
     assert {name: count for name, count in counts.items() if name.startswith("misaligned (")} == {
         "misaligned (it stops though no step is wrong)": 1,
         "misaligned (cut)": 1,
