@@ -54,8 +54,7 @@ class StepVerdictFormat:
     """`heading` opens what is said of a step, with {number} in it; a verdict is one of the words `yes` or `no` between
     `opening` and `closing`; `request` asks for all that. `quotes_steps`: a section repeats its step before it judges.
 
-    Raises BadInput on a heading without {number}, an opening that is empty or ends with white space (which a token of
-    the word holds), and words that cannot be distinguished.
+    Raises BadInput on a heading without {number}, an empty opening, and words that cannot be distinguished.
     """
 
     request: str
@@ -71,9 +70,6 @@ class StepVerdictFormat:
         if self.heading.count(_NUMBER) != 1 or not self.opening.strip():
             raise BadInput(f"verifier.heading must hold {_NUMBER} once and verifier.opening a text, got "
                            f"'{self.heading}' and '{self.opening}'")  # fmt: skip
-        if self.opening != self.opening.rstrip():
-            raise BadInput(f"verifier.opening='{self.opening}' ends with white space: begin the words of verifier.yes "
-                           "and verifier.no with it")  # fmt: skip
         if not self.yes or not self.no or set(self.yes) & set(self.no):
             raise BadInput(f"verifier.yes={self.yes} and verifier.no={self.no} must hold words, and none the same")
 

@@ -41,8 +41,13 @@ def warn_of_mass(masses: Sequence[float], name: str) -> None:
 def spelling_tokens(tokenizer: Any, before: str, spellings: Sequence[str]) -> list[Tokens]:
     """Return the tokens of each spelling behind the text `before`, without those that begin with another one.
 
-    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise."""
+    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise; and
+    where it joins the first one, which demonstrations write, with the end of `before`: behind its last token the model
+    would then always mean something else."""
     context = encode_text(tokenizer, before, "verifier.question")
+    if encode_text(tokenizer, before + spellings[0], "verifier.question")[: len(context)] != context:
+        raise BadInput(f"the tokenizer joins the end of {before[-12:]!r} and the beginning of {spellings[0]!r} in one "
+                       "token: choose another opening or question of the verifier, or other words")  # fmt: skip
     found: list[Tokens] = []
     for spelling in spellings:
         ids, is_exact = encode_response(tokenizer, context, spelling)

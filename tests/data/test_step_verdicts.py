@@ -110,8 +110,6 @@ def test_formats_that_cannot_be_read_are_refused() -> None:
         StepVerdictFormat("Check.", heading="Step:")
     with pytest.raises(BadInput, match="none the same"):
         StepVerdictFormat("Check.", no=["correct"])
-    with pytest.raises(BadInput, match="white space"):
-        StepVerdictFormat("Check.", opening="Verdict: ", closing="", yes=["good"], no=["bad"])
 
 
 def test_without_a_closing_a_verdict_is_a_whole_word() -> None:
