@@ -18,6 +18,7 @@ from espalier.data.process_data.published import content_key
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues, Trajectory
 from espalier.data.step_verdicts import EACH_STEP, StepVerdictFormat
+from espalier.data.tasks.enumerable import positions
 from espalier.data.verification import VerifierFormat
 
 KINDS = ("trajectories", "step_values", "labelled")
@@ -95,7 +96,7 @@ def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat | St
 def with_task_truth(solutions: Sequence[Solution], task: Any, split: str) -> list[Solution]:
     """Return the solutions with what an enumerable task knows of their steps, a step outside its grammar being wrong.
 
-    Raises BadInput where the task does not know it, or its split has not their problems."""
+    Raises BadInput where the task does not know it, its split has not their problems, or steps are not the task's."""
     if not hasattr(task, "position"):
         raise BadInput("nobody knows which steps of these are right: set task=word_arithmetic or another that does, or "
                        "read StepValues (stage.kind=step_values)")  # fmt: skip
@@ -106,8 +107,7 @@ def with_task_truth(solutions: Sequence[Solution], task: Any, split: str) -> lis
         if problem is None or problem.question not in row.prompt or (row.gold and str(problem.gold) != row.gold):
             raise BadInput(f"'{row.id}' answers no problem of the task's split {split}: set stage.split and task.* as "
                            "they were sampled")  # fmt: skip
-        places = [task.position(problem, row.steps[:number]) for number in range(1, len(row.steps) + 1)]
-        right = [place is not None and place.is_right for place in places]
+        right = [place is not None and place.is_right for place in positions(task, problem, row.steps, row.id)]
         found.append(replace(row, steps_right=[*right]))
     return found
 

@@ -21,6 +21,7 @@ from espalier.data.records import BadInput
 EACH_STEP = "each_step"
 _NUMBER = "{number}"
 _MARKS = r"[ \t*_#>-]*"  # Markdown's, around a heading
+_WHOLE = r"(?:(?<!\w)|(?!\w|[.,]\d))"  # no word or number goes on
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class StepVerdictFormat:
     @cached_property
     def _verdict(self) -> re.Pattern[str]:
         words = "|".join(re.escape(word) for word in sorted([*self.yes, *self.no], key=len, reverse=True))
-        return re.compile(rf"{re.escape(self.opening)}({words}){re.escape(self.closing)}")
+        return re.compile(rf"{re.escape(self.opening)}({words}){re.escape(self.closing) or _WHOLE}")
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool = True) -> str:
         """Return what the verifier continues with its rationale."""
@@ -122,7 +123,7 @@ class StepVerdictFormat:
 
     def _read_section(self, text: str, start: int, end: int, step: str) -> StepVerdict | Mismatch:
         if self.quotes_steps:
-            quote = re.compile(r"[ \t*_]*" + r"\s+".join(map(re.escape, step.split()))).match(text, start, end)
+            quote = re.compile(r"[ \t*_]*" + r"\s+".join(map(re.escape, step.split())) + _WHOLE).match(text, start, end)
             if quote is None:
                 return NO_QUOTE
             start = quote.end()

@@ -6,10 +6,12 @@ share (a space that stands alone) says nothing for either. Spellings of the same
 of their side, are counted once.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from espalier.data.prompts import encode_text
@@ -22,13 +24,30 @@ Tokens = tuple[int, ...]
 NextLogprobs = Callable[[Sequence[list[int]]], "list[dict[int, float] | None]"]
 """Rows of ids → the log-probs of the likeliest tokens behind each, by id; None for one that is refused."""
 _SMALLEST = math.log(1e-6)
+SMALLEST_MASS = 0.5
+"""Of both verdicts on average, below which a model is held not to answer the question."""
+log = logging.getLogger(__name__)
+
+
+def warn_of_mass(masses: Sequence[float], name: str) -> None:
+    """Warn where a model answers with neither verdict: it was asked otherwise when it was trained, or its tokens of a
+    verdict are others."""
+    mass = fmean(masses) if masses else 1.0
+    if mass < SMALLEST_MASS:
+        log.warning("%s gives both verdicts together a probability of %.3g: ask it as its demonstrations did (another "
+                    "verifier=...), or train it longer", name, mass)  # fmt: skip
 
 
 def spelling_tokens(tokenizer: Any, before: str, spellings: Sequence[str]) -> list[Tokens]:
     """Return the tokens of each spelling behind the text `before`, without those that begin with another one.
 
-    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise."""
+    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise; and
+    where it joins the first one, which demonstrations write, with the end of `before`: behind its last token the model
+    would then always mean something else."""
     context = encode_text(tokenizer, before, "verifier.question")
+    if encode_text(tokenizer, before + spellings[0], "verifier.question")[: len(context)] != context:
+        raise BadInput(f"the tokenizer joins the end of {before[-12:]!r} and the beginning of {spellings[0]!r} in one "
+                       "token: choose another opening or question of the verifier, or other words")  # fmt: skip
     found: list[Tokens] = []
     for spelling in spellings:
         ids, is_exact = encode_response(tokenizer, context, spelling)

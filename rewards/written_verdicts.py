@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from espalier.data.asked_texts import Asks
 from espalier.data.records import BadInput, Trajectory
+from espalier.models.verdict_probs import warn_of_mass
 from espalier.rewards.score import VERIFIER, Score, ScoreRange
 
 UNKNOWN = 0.5
@@ -53,6 +54,7 @@ class WrittenVerdictReward:
     def __init__(self, form: Form, asking: Asks):
         self.form, self.asking = form, asking
         self._num_silent = 0
+        self._masses: list[float] = []  # of the first verdicts, as far as they are known
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
@@ -64,8 +66,8 @@ class WrittenVerdictReward:
         self.asking.close()
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Return one score a trajectory. Raises what is asked raises, and BadInput where no verdict can be read of many
-        solutions in a row."""
+        """Return one score a trajectory. Warns once where the model gives few of its first verdicts any probability.
+        Raises what is asked raises, and BadInput where no verdict can be read of many solutions in a row."""
         votes = self.form.votes(trajectories, self.asking)
         self._watch(votes)
         means = [fmean(one.known) if one.known else None for one in votes]
@@ -73,6 +75,10 @@ class WrittenVerdictReward:
         return [Score(value, parts=_parts(one, mean)) for value, one, mean in zip(filled, votes, means, strict=True)]
 
     def _watch(self, votes: Sequence[Votes]) -> None:
+        if len(self._masses) < _SILENT:
+            self._masses += [mass for one in votes for mass in one.mass]
+            if len(self._masses) >= _SILENT:
+                warn_of_mass(self._masses, "the verifier of the reward")
         for one in votes:
             self._num_silent = 0 if one.known else self._num_silent + 1
             if self._num_silent >= _SILENT:
@@ -82,12 +88,13 @@ class WrittenVerdictReward:
 
 
 def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> list[float]:
-    """Return the values, each that is missing as the mean of those of its problem, UNKNOWN where it has none."""
+    """Return the values, each that is missing as the mean of those of its problem, exactly theirs where they are equal;
+    UNKNOWN where it has none."""
     known: dict[str, list[float]] = {name: [] for name in problem_ids}
     for value, name in zip(values, problem_ids, strict=True):
         if value is not None:
             known[name].append(value)
-    means = {name: fmean(own) if own else UNKNOWN for name, own in known.items()}
+    means = {name: min(max(fmean(own), min(own)), max(own)) if own else UNKNOWN for name, own in known.items()}
     return [means[name] if value is None else value for value, name in zip(values, problem_ids, strict=True)]
 
 

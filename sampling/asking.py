@@ -69,11 +69,14 @@ class Asking:
         """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text` (no
         special ones); once.
 
-        Raises BadInput where engines are to load two models, the tokenizer is another one, or the server has another
-        model's folder; ServerGone.
+        Raises BadInput where engines are to load two models, the tokenizer is another one, the server has another
+        model's folder, or no model is named and the client sends token ids; ServerGone.
         """
         if self._is_open:
             return
+        if not model and isinstance(self.client, HasEngines | VLLMClient):
+            raise BadInput("a judge is asked in chat turns, and the reward's client sends token ids: leave it "
+                           "its client=openai_chat (a vLLM server has that API at http://HOST:PORT/v1)")  # fmt: skip
         if isinstance(self.client, HasEngines):
             if self.client.model not in ("", model):
                 raise BadInput(f"client.model={self.client.model}: the engines load what the reward names, {model}: "

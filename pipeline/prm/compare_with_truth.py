@@ -18,6 +18,7 @@ import numpy as np
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem, StepScores, Trajectory
+from espalier.data.tasks.enumerable import positions
 from espalier.pipeline.evaluation.intervals import resampled
 from espalier.pipeline.prm.prm_calibration import auc, index_shares
 from espalier.pipeline.prm.seen_problems import note_seen
@@ -90,8 +91,9 @@ class CompareWithTruth:
                                "task and task.* as they were sampled")  # fmt: skip
             if scored.is_seen:
                 continue
+            places = positions(context.task, problem, row.steps, row.id)
             for number, (end, score) in enumerate(zip(row.step_ends[:-1], scored.scores, strict=False), 1):
-                place = context.task.position(problem, row.steps[:number])
+                place = places[number - 1]
                 is_right = place is not None and place.is_right
                 key = row.problem_id, tuple(row.response_ids[:end])
                 found.setdefault(key, JudgedStep(row.problem_id, number, score, is_right))

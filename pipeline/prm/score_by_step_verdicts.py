@@ -71,6 +71,9 @@ class ScoreByStepVerdicts:
         if records and without == len(records):
             raise BadInput(f"{self.verifications}: none of {without} solutions gets scores: {self._why(context)}: ask "
                            "the verifier as it was trained to be asked (stage.verifier.*)")  # fmt: skip
+        if without:
+            log.warning("%d of %d solutions have no score: no step, or no rationale that can be aligned with them",
+                        without, len(records))  # fmt: skip
         if context.counts["misaligned"] > _MOST_MISALIGNED * context.counts["rationales"]:
             log.warning("%d of %d rationales are not aligned with the steps and left out: %s",
                         context.counts["misaligned"], context.counts["rationales"], self._why(context))  # fmt: skip
@@ -117,7 +120,7 @@ class ScoreByStepVerdicts:
 
     def _yes_probs(self, texts: Sequence[str], context: StageContext) -> list[float]:
         from espalier.models.load import load_policy, load_tokenizer
-        from espalier.models.verdict_probs import VerdictTokens, yes_probs
+        from espalier.models.verdict_probs import VerdictTokens, warn_of_mass, yes_probs
         from espalier.runtime.distributed import device
 
         tokenizer, own = load_tokenizer(self.model), self.verifier
@@ -128,6 +131,7 @@ class ScoreByStepVerdicts:
                               on_progress=progress.update)  # fmt: skip
         if found:
             context.counts["verdict_mass"] = round(fmean(one.mass for one in found), 4)
+        warn_of_mass([one.mass for one in found], self.model)
         return [one.share for one in found]
 
 

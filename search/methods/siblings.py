@@ -23,7 +23,14 @@ class Siblings(Protocol):
         """Whether children come as the run's own sampling draws them."""
 
     def children(self, draws: Sequence[Draw]) -> Growth[list[list[Node]]]:
-        """Draw, of every draw as many children as it says."""
+        """Draw, of every draw as many children as it says; each is a visit of its node."""
+
+
+def visited(children: list[list[Node]]) -> list[list[Node]]:
+    """Return the children, each counted as a visit of its node."""
+    for node in (node for of_one in children for node in of_one):
+        node.visits += 1
+    return children
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class IndependentSiblings:
 
     def children(self, draws: Sequence[Draw]) -> Growth[list[list[Node]]]:
         """Draw all at once."""
-        return (yield from draw(draws))
+        return visited((yield from draw(draws)))
 
 
 INDEPENDENT = IndependentSiblings()
@@ -55,7 +62,7 @@ class HighLowSiblings:
     def children(self, draws: Sequence[Draw]) -> Growth[list[list[Node]]]:
         """Draw all at once."""
         opening = self.tokens, self.high
-        return (yield from draw([replace(one, temperature=self.low, opening=opening) for one in draws]))
+        return visited((yield from draw([replace(one, temperature=self.low, opening=opening) for one in draws])))
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class UnlikeSiblings:
             for (place, _), nodes in zip(todo, drawn, strict=True):
                 for node in nodes:
                     if number == self.rounds or self._is_unlike(node, kept[place], draws[place].node):
-                        kept[place].append(node)
+                        kept[place] += visited([[node]])[0]
         return kept
 
     def _is_unlike(self, node: Node, others: Sequence[Node], parent: Node) -> bool:

@@ -6,14 +6,13 @@ from every state on it ("fish bone").
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from espalier.data.records import BadInput
 from espalier.search.asks import Draw, Growth, check_sizes, draw
 from espalier.search.choices import check_choice, choose_solution
-from espalier.search.methods.siblings import INDEPENDENT, Siblings
+from espalier.search.methods.siblings import INDEPENDENT, Siblings, visited
 from espalier.search.tree import Node, Tree
 
 
@@ -52,11 +51,9 @@ class TreeInference:
         heads = [tree.root]
         while heads:
             drawn = yield from self.siblings.children([self._draw(node) for node in heads])
-            kept = Counter(node for of_one in drawn for node in of_one)
-            for node, count in kept.items():
-                node.visits = count
+            kept = dict.fromkeys(node for of_one in drawn for node in of_one)
             if self.spine:
-                yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])
+                visited((yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])))
             heads = [node for node in kept if not node.is_finished and not 0 < self.max_depth <= node.depth]
         if self.siblings.are_samples_of_the_policy:
             deal_completions(tree)
@@ -69,8 +66,10 @@ class TreeInference:
         return Draw(node, 1 if self.spine else self._factor(node), is_whole)
 
     def choose(self, tree: Tree) -> Node:
-        """Return the chosen solution."""
-        return choose_solution(tree, self.choice)
+        """Return the chosen solution. Where some of the samples were no children, these have no vote."""
+        if self.siblings.are_samples_of_the_policy:
+            return choose_solution(tree, self.choice)
+        return choose_solution(tree, self.choice, votes=lambda node: node.visits)
 
 
 def deal_completions(tree: Tree) -> None:

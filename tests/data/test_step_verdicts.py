@@ -81,6 +81,13 @@ def test_where_steps_are_quoted_a_shift_is_seen_though_the_numbers_fit() -> None
     assert said(QUOTING, f"Step 1:  2+2=4\n is {YES}\nStep 2: **4*3=11** {NO}") == [True, False]
 
 
+def test_a_quote_that_goes_on_is_of_another_step() -> None:
+    assert said(QUOTING, f"Step 1: 2+2=45 {NO}") == NO_QUOTE
+    assert said(QUOTING, f"Step 1: 2+2=4.5 {NO}") == NO_QUOTE
+    assert said(QUOTING, f"Step 1: 2+2=4, 4 {YES}\nStep 2: 4*3=11. {NO}") == [True, False]
+    assert said(QUOTING, f"Step 1: Half of it.So {NO}", ["Half of it."]) == [False]
+
+
 def test_a_step_that_judges_itself_wins_nothing() -> None:
     steps = [f"2+2=5 {YES}", "#### 5"]
     assert said(QUOTING, QUOTING.answer(steps, [False]), steps) == [False]
@@ -103,3 +110,10 @@ def test_formats_that_cannot_be_read_are_refused() -> None:
         StepVerdictFormat("Check.", heading="Step:")
     with pytest.raises(BadInput, match="none the same"):
         StepVerdictFormat("Check.", no=["correct"])
+
+
+def test_without_a_closing_a_verdict_is_a_whole_word() -> None:
+    free = StepVerdictFormat("Check.", "Step {number}:", "Verdict:", "", [" right"], [" wrong"], quotes_steps=False)
+    assert said(free, "Step 1: Verdict: right\nStep 2: Verdict: wrong.") == [True, False]
+    text = "Step 1: Verdict: right\nStep 2: Verdict: wrongly called wrong"
+    assert said(free, text) == NO_VERDICT

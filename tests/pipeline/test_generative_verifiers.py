@@ -146,6 +146,7 @@ def task_with_one_problem() -> Any:
 
     class OneProblem:
         position = staticmethod(task.position)
+        split_steps = staticmethod(task.split_steps)
 
         def problems(self, split: str) -> list[Problem]:
             return [problem]
@@ -377,7 +378,7 @@ def test_a_model_that_does_not_answer_the_question_is_warned_of(
 ) -> None:
     _, counts = scored(tmp_path, folder)  # random weights: every token is as likely
     assert counts["verdict_mass"] < 0.1
-    assert "gives Yes and No together a probability of" in caplog.text
+    assert "gives both verdicts together a probability of" in caplog.text
 
 
 def test_a_solution_without_step_scores_makes_no_pair_and_is_in_no_benchmark(tmp_path: Path) -> None:

@@ -62,10 +62,13 @@ WRITTEN = [
 ]
 
 
-def test_hard_votes_are_averaged_over_rationales_that_align_and_the_others_counted_by_reason(tmp_path: Path) -> None:
+def test_hard_votes_are_averaged_over_rationales_that_align_and_the_others_counted_by_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     records, counts = scored(tmp_path, WRITTEN)
     assert [row.scores for row in records] == [[1.0, 0.5], [0.5, 0.5], []]
     assert (counts["rationales"], counts["misaligned"], counts["without_score"]) == (8, 4, 1)
+    assert "1 of 3 solutions have no score" in caplog.text
     assert {name: count for name, count in counts.items() if name.startswith("misaligned (")} == {
         "misaligned (it stops though no step is wrong)": 1,
         "misaligned (cut)": 1,
@@ -82,7 +85,7 @@ def test_best_of_n_ranks_by_these_scores(tmp_path: Path) -> None:
     assert best_of(ROWS[:2], ranking.scores_of(ROWS[:2])) == 1.0
 
 
-def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path) -> None:
+def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 320, "max_length": 256, "seed": 3}
     folder = str(build_tiny(tmp_path / "m", ["2+2=4\n#### 4"], **sizes))
     records, counts = scored(tmp_path, WRITTEN, model=folder, votes="mean")
@@ -101,7 +104,8 @@ def test_the_score_of_a_step_is_p_yes_at_its_own_verdict(tmp_path: Path) -> None
     first = p_yes(asked + "Step 1: 2+2=4 \\boxed{")
     second = p_yes(asked + "Step 1: 2+2=4 \\boxed{correct}\nStep 2: #### 4 \\boxed{")
     assert records[0].scores == pytest.approx([first, min(first, second)], abs=0.01)  # bf16 there
-    assert counts["verdict_mass"] >= 0
+    assert counts["verdict_mass"] < 0.1
+    assert "gives both verdicts together a probability of" in caplog.text, "a random network answers with neither"
 
 
 def test_solutions_that_nobody_asked_about_and_rationales_of_none_end_the_stage(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from espalier.data.asked_texts import AskedText, WrittenText
+from espalier.data.asked_texts import AskedText, Asks, WrittenText
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
@@ -17,7 +17,7 @@ from espalier.models.verdict_probs import VerdictTokens, YesProb, spelling_logpr
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.score import HoldsEngines
 from espalier.rewards.verifier_rationales import VerifierRationales
-from espalier.rewards.written_verdicts import WrittenVerdictReward, filled_in
+from espalier.rewards.written_verdicts import Votes, WrittenVerdictReward, filled_in
 from espalier.rl.rank_watch import VerifierWatch
 from espalier.rl.types import Rollout, RolloutGroup
 from espalier.runtime.entrypoint import build, compose_config
@@ -196,8 +196,30 @@ def test_a_verifier_that_stays_silent_ends_the_run_and_one_that_speaks_now_and_t
         spoken(solutions("+0!", *map(str, range(50))))
 
 
+def test_a_verifier_that_answers_with_neither_verdict_is_warned_of_once(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(mass: float) -> int:
+        caplog.clear()
+        reward = WrittenVerdictReward(Fixed(mass), Model(folder, lambda text: None))
+        for _ in range(100):
+            reward(solutions("x", "y"))
+        return sum("gives both verdicts together a probability of" in message for message in caplog.messages)
+
+    class Fixed:
+        def __init__(self, mass: float):
+            self.mass = mass
+
+        def votes(self, trajectories: Sequence[Trajectory], asks: Asks) -> list[Votes]:
+            return [Votes([0.5], 1, [self.mass]) for _ in trajectories]
+
+    assert (warnings(0.9), warnings(0.01)) == (0, 1)
+
+
 def test_what_is_missing_is_the_mean_of_its_problems_others_or_a_half() -> None:
     assert filled_in([0.2, None, 0.6, None], ["a", "a", "a", "b"]) == pytest.approx([0.2, 0.4, 0.6, 0.5])
+    # a group that agrees agrees still: dynamic sampling compares rewards exactly
+    assert filled_in([0.1, 0.1, 0.1, None], ["a"] * 4) == [0.1] * 4
 
 
 def test_settings_that_cannot_be_are_refused(folder: str) -> None:

@@ -121,6 +121,9 @@ def test_settings_that_cannot_be_are_one_line() -> None:
         Asking(VLLMClient("http://h:1", endpoint="chat"), PARAMS, "")
     with pytest.raises(BadInput, match="load what the reward names"):
         Asking(DataParallelEngines("other"), PARAMS, "").open("verifier", "", [])
+    for client in (VLLMClient("http://h:1"), DataParallelEngines("judge")):
+        with pytest.raises(BadInput, match="a judge is asked in chat turns"):  # they would get a prompt of no tokens
+            Asking(client, PARAMS, "").open("", "", [])
 
 
 class Stood(DataParallelEngines):

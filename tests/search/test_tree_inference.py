@@ -115,6 +115,27 @@ def test_the_last_round_keeps_whatever_it_draws(sampler: Make) -> None:
     assert [(node.text, node.draws, node.visits) for node in tree.nodes[1:2]] == [("a b\n", 9, 3)]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_only_children_that_were_kept_have_a_vote(sampler: Make, seed: int) -> None:
+    # behind "a" two like answers are kept, after 20 rounds that draw 21; behind each of the other three two unlike ones
+    table = {"a\n# 1": 1.0, "b\n# 2": 0.5, "b\nx y # 3": 0.5, "c\n# 2": 0.5, "c\nx y # 4": 0.5,
+             "d\n# 2": 0.5, "d\nx y # 5": 0.5}  # fmt: skip
+    method = TreeInference(((0, 4), (1, 2)), siblings=UnlikeSiblings(0.5, 20))
+    tree, found, _ = searched(sampler({text: share / 4 for text, share in table.items()}, seed=seed), method,
+                              RandomScorer())  # fmt: skip
+    first = next(node for node in tree.finished() if node.answered().answer == "1")
+    assert (first.visits, first.draws) == (2, 21)
+    assert found.chosen.answered().answer == "2", "three votes against two"
+
+
+def test_a_search_for_unlike_children_that_the_budget_cut_votes_with_what_it_kept(sampler: Make) -> None:
+    method = TreeInference(((0, 3),), siblings=UnlikeSiblings(0.5, 1000))
+    tree, found, _ = searched(sampler({"# 1": 1.0}), method, RandomScorer(), budget=Budget(tokens=40))
+    assert found.is_cut
+    assert found.chosen.answered().answer == "1"
+    assert [node.visits for node in tree.finished()] == [1]
+
+
 def test_whole_responses_that_are_drawn_until_they_differ_value_no_state(sampler: Make) -> None:
     method = TreeInference(((0, 2),), branching_depth=1, siblings=UnlikeSiblings(0.5, 5))
     tree, _, _ = searched(sampler({"a b\nc d\n# 1": 0.5, "a b\ne f\n# 2": 0.5}), method, RandomScorer())
