@@ -4,6 +4,7 @@ Methods are compared by their mean accuracy up to a cost that every run of the c
 baseline, with Student's 95 % interval, and p corrected by Holm over the methods of the table.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -50,24 +51,26 @@ def given(points: Sequence[Point], tokens: float, seconds: float) -> list[Point]
 
 
 def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], dict[float, float]]:
-    """Return the mean accuracy of tuning runs by (cell, method) and learning rate; what is spent before the first
-    update is the same for all of them and left out."""
+    """Return the mean accuracy of the plan's tuning runs by (cell, method) and learning rate, where it is a finite
+    number; what is spent before the first update is the same for all of them and left out."""
     areas: dict[tuple[str, str], dict[float, float]] = {}
     for row in records:
-        if row.is_tuning and row.learning_rate in plan.learning_rates + plan.lower_rates:
+        is_planned = row.seed == plan.tuning_seed and row.learning_rate in plan.learning_rates + plan.lower_rates
+        if row.is_tuning and is_planned:
             points = given(row.points, row.tokens_before, row.seconds_before)
             area = mean_accuracy(points, "tokens", plan.cells[row.cell].tuning_tokens)
-            if area is not None:
+            if area is not None and math.isfinite(area):
                 areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
     return areas
 
 
 def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run."""
+    """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run: the best of
+    these, whatever other rates were once run."""
     return {
-        key: best_rate(found)
+        key: best_rate({rate: found[rate] for rate in wanted})
         for key, found in tuning_areas(plan, records).items()
-        if all(rate in found for rate in wanted_rates(plan, found))
+        if found.keys() >= set(wanted := wanted_rates(plan, found))
     }
 
 

@@ -253,6 +253,23 @@ def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chos
     assert tuning_runs(SMALL, [EASY], [GRPO], {})[0].tokens == 50
 
 
+def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None:
+    wanted = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+              stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True)]  # fmt: skip
+    lower = stored("easy", "grpo", 1000, [0.2, 0.9, 0.9], 1e-6, is_tuning=True)  # of an earlier plan
+    assert tuned_rates(SMALL, [*wanted[::-1], lower]) == {("easy", "grpo"): 1e-4}
+    other = stored("easy", "grpo", 7, [0.2, 0.9, 0.9], 1e-5, is_tuning=True)  # when the plan had another tuning seed
+    assert tuned_rates(SMALL, [wanted[0], other]) == {}
+    assert tuned_rates(SMALL, [*wanted[::-1], other]) == {("easy", "grpo"): 1e-4}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_tuning_run_without_a_finite_accuracy_leaves_its_method_untuned(place: int) -> None:
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], rate, is_tuning=True) for rate in (1e-4, 1e-5)]
+    rows[place] = replace(rows[place], points=[replace(point, accuracy=math.nan) for point in rows[place].points])
+    assert tuned_rates(SMALL, rows) == {}
+
+
 def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     gains = {0: 0.1, 1: 0.2, 2: 0.3}
     rows = [stored("easy", "grpo", seed, [0.2, 0.2]) for seed in gains]
