@@ -139,6 +139,11 @@ def at_equal_updates(cell: Cell, one: Curves, other: Curves) -> tuple[float, Mea
     return None if difference is None or at <= 0 else (at, difference)
 
 
+def _untuned(said: str) -> str:
+    """Say for a figure's unit which methods of it, or how many, are not tuned: nothing where all are."""
+    return f", {said} not tuned" if said else ""
+
+
 def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> dict[str, Any]:
     """Return a figure for every method with runs that the plan sets `against` another one: met where the interval lies
     above 0."""
@@ -151,7 +156,9 @@ def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> 
             continue
         at, mean = found
         name = f"{cell.name}_{method.name}_minus_{method.against}_at_equal_updates"
-        figures[name] = figure_above_zero(mean, f"mean accuracy up to {at:g} updates", how)
+        sides = [side for side in (method.name, method.against) if not by_name[side].is_tuned]
+        unit = f"mean accuracy up to {at:g} updates{_untuned(' and '.join(sides))}"
+        figures[name] = figure_above_zero(mean, unit, how)
     return figures
 
 
@@ -217,8 +224,10 @@ def summarise(
             if cost != "updates" and any(row.curves.method == plan.baseline for row in rows):
                 ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
                          and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
+                num_untuned = sum(not row.curves.is_tuned for row in rows)
+                unit = f"methods, of {len(rows)}{_untuned(str(num_untuned or ''))}"
                 figures[f"{cell.name}_step_credit_ahead_per_{cost.removesuffix('s')}"] = count(
-                    len(ahead), 1, f"methods, of {len(rows)}", how=how
+                    len(ahead), 1, unit, how=how
                 )
     done = sum(not row.is_tuning for row in records)
     figures["runs_finished"] = count(done, len(plan.cells) * len(plan.methods) * seeds, "runs", how=how)

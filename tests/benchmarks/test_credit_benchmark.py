@@ -293,7 +293,13 @@ def test_a_method_is_held_against_another_at_equal_updates() -> None:
     figure = summarise(plan, rows, 3, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
     assert figure["value"] == pytest.approx(0.15)  # half of 0.2, 0.3, 0.4: the mean along a straight line
     assert figure["low"] == pytest.approx(0.15 - 4.3027 * 0.05 / math.sqrt(3), abs=1e-4)
-    assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, 3 seeds", True)
+    assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, vine and grpo not tuned, 3 seeds", True)
+    for method in ("grpo", "vine"):
+        rows += [stored("easy", method, 1000, [0.2, 0.5 + place / 10], rate, is_tuning=True)
+                 for place, rate in enumerate((1e-5, 1e-4))]  # fmt: skip
+    figures = summarise(plan, rows, 3, "how")[0]
+    assert figures["easy_vine_minus_grpo_at_equal_updates"]["unit"] == "mean accuracy up to 1 updates, 3 seeds"
+    assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2"
     assert not any("minus" in name for name in summarise(SMALL, rows, 3, "how")[0])
 
 
@@ -313,6 +319,7 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     rows += [stored("hard", "grpo", 0, [0.01, 0.02]), stored("hard", "vine", 0, [0.0, 0.9])]
     figures, tables, found = summarise(SMALL, rows, 5, "how")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 1
+    assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2, 2 not tuned"
     assert figures["hard_step_credit_ahead_per_token"]["value"] == 0  # one seed shows nothing
     alone = [row for row in rows if row.method != "grpo"]
     assert not any("ahead" in name for name in summarise(SMALL, alone, 5, "how")[0])  # nothing was compared
