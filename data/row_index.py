@@ -2,9 +2,9 @@
 
 Every file is read once from top to bottom, each row checked, and what is noted of it (the hash of its problem and of
 its id, where it begins, a checksum) goes into a SQLite file that has no name and is gone with the process. Then the
-rows of one problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes them as
-answers come. Memory does not depend on the number of rows: what SQLite holds of the index, and of what it sorts, is
-bounded by its cache.
+rows of one problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes
+them as answers come. Memory does not depend on the number of rows: what SQLite holds of the index, and of what it
+sorts, is bounded by its cache.
 """
 
 import errno
