@@ -219,6 +219,8 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
             "policies.long_arithmetic_rare_half.start must be one of the policies",
         ),
         ("policy: word_arithmetic", "policy: word", "cells.word_arithmetic.policy must be one of the policies"),
+        ("lower_rates: [3.0e-5, 1.0e-5]", "lower_rates: [1.0e-5, 3.0e-5]", "lower_rates must fall, from below all of"),
+        ("lower_rates: [3.0e-5, 1.0e-5]", "lower_rates: [1.0e-4]", "lower_rates must fall, from below all of"),
     ):
         (tmp_path / "plan.yaml").write_text(text.replace(old, new, 1))
         with pytest.raises(BadInput, match=message):
