@@ -74,26 +74,52 @@ def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], 
     }
 
 
+def shown_rate(own: Sequence[Record], tuned: float | None) -> float | None:
+    """Return the learning rate that figures of a method on a cell are of: the tuned one, or, where there is none, that
+    of most of its `own` runs."""
+    rates = sorted({row.learning_rate for row in own})
+    if tuned is not None or not rates:
+        return tuned
+    return max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
+
+
+def runs_of(records: Sequence[Record], cell: str, method: str) -> list[Record]:
+    """Return a method's runs on a cell, those of tuning apart."""
+    return [row for row in records if (row.cell, row.method) == (cell, method) and not row.is_tuning]
+
+
 def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:
-    """Return the curves of every method with runs, in the plan's order: those of the tuned learning rate, or, where
-    there is none, of the one with the most runs. A method with a reward model comes a second time without its cost."""
+    """Return the curves of every method with runs of its `shown_rate`, in the plan's order. A method with a reward
+    model comes a second time without its cost."""
     tuned, found = tuned_rates(plan, records), []
     for method in plan.methods.values():
-        own = [row for row in records if (row.cell, row.method) == (cell.name, method.name) and not row.is_tuning]
-        rates = sorted({row.learning_rate for row in own})
-        best = tuned.get((cell.name, method.name))
-        if best is None and rates:
-            best = max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
+        own, is_tuned = runs_of(records, cell.name, method.name), (cell.name, method.name) in tuned
+        best = shown_rate(own, tuned.get((cell.name, method.name)))
         rows = [row for row in own if row.learning_rate == best]
         if not rows or best is None:
             continue
-        is_tuned = (cell.name, method.name) in tuned
         seeds = {row.seed: row.points for row in rows}
         found.append(Curves(method.name, method.family, best, is_tuned, seeds))
         if any(row.tokens_before > 0 for row in rows):
             free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
             found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free))
     return found
+
+
+def runs_of_other_rates(plan: Plan, records: Sequence[Record]) -> list[str]:
+    """Return a line for the runs of each method on each cell that are in no figure, as their rate is not the shown
+    one."""
+    tuned, lines = tuned_rates(plan, records), []
+    for cell in plan.cells:
+        for method in plan.methods:
+            own = runs_of(records, cell, method)
+            best = shown_rate(own, tuned.get((cell, method)))
+            others = [row.learning_rate for row in own if row.learning_rate != best]
+            if others:
+                rates = ", ".join(f"{rate:g}" for rate in sorted(set(others)))
+                why = f"the tuned {best:g}" if (cell, method) in tuned else f"{best:g}, which most runs have"
+                lines.append(f"{len(others)} runs of {method} on {cell}: of the rates {rates}, figures are of {why}")
+    return lines
 
 
 def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:

@@ -16,6 +16,7 @@ from benchmarks.credit.comparison import (
     common_cost,
     compare,
     curves_of,
+    runs_of_other_rates,
     summarise,
     tuned_rates,
     tuning_areas,
@@ -286,6 +287,19 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     assert vine.p == pytest.approx(1 - math.sqrt(12 / 14))  # one method: Holm changes nothing
     assert (vine.num_reached, vine.to_target) == (1, None)
     assert not vine.curves.is_tuned
+
+
+def test_runs_of_another_rate_than_the_tuned_one_are_in_no_figure_and_that_is_said() -> None:
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+            stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True),
+            *(stored("easy", "grpo", seed, [0.2, 0.4], 1e-5) for seed in range(3)),
+            stored("easy", "vine", 0, [0.2, 0.4], 1e-5), stored("easy", "vine", 0, [0.2, 0.4], 1e-4),
+            stored("easy", "vine", 1, [0.2, 0.4], 1e-4)]  # fmt: skip
+    assert [row.method for row in curves_of(SMALL, EASY, rows)] == ["vine"]
+    assert runs_of_other_rates(SMALL, rows) == [
+        "3 runs of grpo on easy: of the rates 1e-05, figures are of the tuned 0.0001",
+        "1 runs of vine on easy: of the rates 1e-05, figures are of 0.0001, which most runs have",
+    ]
 
 
 def test_a_method_is_held_against_another_at_equal_updates() -> None:
