@@ -41,10 +41,15 @@ class ProblemRows:
         beside.parent.mkdir(parents=True, exist_ok=True)
         self._name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
         self._base = sqlite3.connect(self._name, isolation_level=None)
-        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
-                                 "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, "
-                                 "line TEXT); CREATE TABLE names (name BLOB, problem INTEGER);")  # fmt: skip
-        Path(self._name).unlink()  # it stays open, and is gone with the process
+        try:
+            with self._on_disk():
+                self._base.executescript(
+                    f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
+                    "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
+                    "CREATE TABLE names (name BLOB, problem INTEGER);"
+                )
+        finally:
+            Path(self._name).unlink(missing_ok=True)  # it stays open, and is gone with the process
         self._files: list[tuple[type, IO[bytes], str]] = []
         self._open = ExitStack()
 

@@ -3,6 +3,8 @@
 import json
 import random
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -113,11 +115,23 @@ def test_a_disk_that_fills_up_under_the_index_is_one_line(tmp_path: Path) -> Non
     many = [StepScores(f"p{n}/0", f"p{n}", []) for n in range(40_000)]
     write_records(tmp_path / "f.jsonl", many)
     rows = ProblemRows(tmp_path / "out.jsonl")
+    with files_up_to(100_000), pytest.raises(OSError, match="No space left") as error:
+        rows.add(StepScores, str(tmp_path / "f.jsonl"))
+    assert exit_code_of(error.value) == 4
+
+
+def test_a_disk_that_is_full_from_the_first_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
+    with files_up_to(1_000), pytest.raises(OSError, match="No space left") as error:
+        ProblemRows(tmp_path / "out.jsonl")
+    assert exit_code_of(error.value) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-        with pytest.raises(OSError, match="No space left") as error:
-            rows.add(StepScores, str(tmp_path / "f.jsonl"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert exit_code_of(error.value) == 4
