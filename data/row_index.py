@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -31,6 +31,17 @@ def _hash(text: str) -> int:
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big", signed=True
     )
+
+
+@contextmanager
+def on_disk(place: str) -> Iterator[None]:
+    """Raise OSError, with the place, where SQLite says that a disk is full."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "full" in str(error) or "disk I/O" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from None
+        raise
 
 
 class ProblemRows:
@@ -71,14 +82,8 @@ class ProblemRows:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if "full" in str(error) or "disk I/O" in str(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name) from None
-            raise
+    def _on_disk(self) -> AbstractContextManager[None]:
+        return on_disk(self._name)
 
     def add(self, kind: type, path: str) -> int:
         """Read a file; its number of rows. Raises BadInput on a bad row and on an id that stands twice."""
