@@ -182,8 +182,7 @@ def test_margins_that_fill_the_disk_are_a_full_disk() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
         with pytest.raises(OSError, match="No space left") as error:
-            for _ in range(300):
-                statistics.add([pair] * 2_000)
+            statistics.add([pair] * 500_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert exit_code_of(error.value) == 4
