@@ -22,10 +22,13 @@ def is_without_prompt(row: Row) -> bool:
 
 
 def read_prompts(path: str) -> dict[str, str]:
-    """Id → prompt. Raises BadInput on a row without either, and where an id has two prompts."""
+    """Id → prompt. Raises BadInput on a row without one, or with two that differ, and where an id has two."""
     prompts: dict[str, str] = {}
     for row in read_json_rows(path):
-        prompt = row.fields.get("text", row.fields.get("prompt"))
+        said = [row.fields[name] for name in ("text", "prompt") if row.has(name)]
+        prompt = said[0] if said else None
+        if said[1:] not in ([], [prompt]):
+            raise BadInput(f"{row.place}: text and prompt differ: keep the one that the pairs go on from")
         if row.error or not isinstance(prompt, str) or not prompt:
             raise BadInput(f"{row.place}: {row.error or 'no prompt'}: a row must hold id and text (or prompt)")
         if prompts.setdefault(_key(row, row.place), prompt) != prompt:
@@ -57,10 +60,12 @@ def tokens_without_prompt(row: Row, tokenizer: Any, prompts: Mapping[str, str]) 
     prompt = prompts.get(str(identity))
     if prompt is None or isinstance(identity, bool):
         raise BadRow(f"no prompt of id {identity!r}: name the file of its questions as stage.prompts")
+    if chosen.startswith(prompt) and reject.startswith(prompt):
+        raise BadRow("chosen and reject repeat the prompt of their id")
     prompt_ids = encode_text(tokenizer, prompt, row.place)
     sides = []
     for name, text in (("chosen", chosen), ("reject", reject)):
-        is_whole = row.fields.get(f"{name}_full", row.fields.get("is_full", True))
+        is_whole = next((row.fields[flag] for flag in (f"{name}_full", "is_full") if row.has(flag)), True)
         if not isinstance(is_whole, bool):
             raise BadRow(f"{name}_full or is_full must be true or false, got {is_whole!r}")
         sides.append(ended_response(tokenizer, prompt_ids, text) if is_whole

@@ -23,6 +23,7 @@ batch_tokens=16384 samples='' step_values='' held_out_share=1.0 engines=0 max_le
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $prm && -n $run && -n $file$samples ]] || { echo "error: prm=, run=, and file= or samples= are needed" >&2; exit 2; }
+[[ -z $step_values || -n $samples ]] || { echo "error: step_values= are read with samples=: give these too" >&2; exit 2; }
 if [[ -z $file ]]; then unread "without file=" import evaluate; fi
 if [[ -z $samples ]]; then unread "without samples=" choose calibrate; fi
 if [[ -z $step_values ]]; then unread "without step_values=" calibrate; fi

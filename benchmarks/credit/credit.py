@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.credit.comparison import summarise, tuned_rates, tuning_areas
+from benchmarks.credit.comparison import runs_of_other_rates, summarise, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
 from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, read_records, record, start
@@ -142,6 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         code = int(bool(spent.failed))
         if not arguments.tune or spent.failed or spent.cut:
             break  # else: lower rates may be wanted now
+    stale += runs_of_other_rates(plan, records)
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)
     figures, tables, found = summarise(plan, records, len(arguments.seeds), HOW)

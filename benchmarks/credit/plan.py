@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ def read_plan(path: Path) -> Plan:
         if name not in methods:
             raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")
     rates, lower = (tuple(float(rate) for rate in raw[key]) for key in ("learning_rates", "lower_rates"))
+    if any(lower >= upper for upper, lower in pairwise([min(rates), *lower])):
+        raise BadInput(f"{path}: lower_rates must fall, from below all of learning_rates, got {list(lower)}")
     return Plan(
         raw["baseline"], rates, lower, int(raw["tuning_seed"]), tuple(raw["settings"]), policies, cells, methods
     )

@@ -4,9 +4,11 @@ import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from tempfile import gettempdir
 from typing import Any
 
 from espalier.data.records import PreferencePair
+from espalier.data.row_index import on_disk
 
 
 class PairStatistics:
@@ -36,7 +38,8 @@ class PairStatistics:
         margins = [pair.chosen_score - pair.rejected_score for pair in pairs]
         self._counts["against_scores"] += sum(margin < 0 for margin in margins)
         self._counts["chosen_is_longer"] += sum(len(pair.chosen_ids) > len(pair.rejected_ids) for pair in pairs)
-        self._margins.executemany("INSERT INTO margins VALUES (?)", ((margin,) for margin in margins))
+        with on_disk(gettempdir()):
+            self._margins.executemany("INSERT INTO margins VALUES (?)", ((margin,) for margin in margins))
 
     def figures(self) -> dict[str, Any]:
         """Return flat figures: `pairs`, `pairs_<kind>`, `problems_with_pairs`, `most_pairs_of_a_problem`,
@@ -54,7 +57,8 @@ class PairStatistics:
             return figures
         figures["most_pairs_of_a_problem"] = self._most
         figures |= {key: self._counts[key] for key in ("distinct_chosen", "distinct_rejected", "against_scores")}
-        figures |= self._margin_figures(num_pairs)
+        with on_disk(gettempdir()):
+            figures |= self._margin_figures(num_pairs)
         for side, lengths in self._tokens.items():
             figures |= _token_figures(f"{side}_tokens", lengths)
         return figures | {"chosen_is_longer": round(self._counts["chosen_is_longer"] / num_pairs, 4)}

@@ -88,12 +88,15 @@ class LabelSignal:
             )
         if document["verdict"] != SIGNAL:
             log.warning("%s: %s", line, document["remedy"])
+        elif not is_enough:
+            log.warning("%s: '%s' rests on %d problems, whose intervals are too narrow: sample %d or more", input_path,
+                        SIGNAL, document["problems"], MIN_PROBLEMS)  # fmt: skip
         return document
 
 
 def describe_signal(sums: SignalSums) -> dict[str, Any]:
     """Return the document on the states of these sums; its verdict is "not known" where no two of them can be
-    compared."""
+    compared, or two of one problem alone."""
     number = sums.num_states
     figures: dict[str, Any] = figure_intervals(sums.table, sums.figures, draws=DRAWS) if number else {}
     known = [figures[name] for name in ("reliability", "within_trajectory") if figures.get(name)]
@@ -119,6 +122,9 @@ def describe_signal(sums: SignalSums) -> dict[str, Any]:
         return document
     prior = fit_prior(figures["mean_value"]["mean"], figures["value_variance"]["mean"])
     figures["expected_auc"] = _expected_auc(figures, per_state)
+    if len(sums.table) == 1:
+        document["remedy"] = "one problem does not show how much the labels of others differ: sample more problems"
+        return document
     document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"])
     if document["verdict"] != SIGNAL:
         document["remedy"] = _remedy(figures, read, per_state, prior, steps)

@@ -112,6 +112,35 @@ def test_pairs_without_a_prompt_are_refused_without_a_file_of_prompts_or_with_tw
         list(ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context))
 
 
+def test_a_prompt_that_a_row_says_twice_and_otherwise_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    """Generated rows hold prompt and response as `text`, beside `prompt`."""
+    path = lines(tmp_path / "pairs.jsonl", [{"chosen": " 5", "reject": " 6", "id": 1}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "prompt": "2 + 3 =", "text": "2 + 3 = 5"}])
+    with pytest.raises(BadInput, match=r"s.jsonl:1: text and prompt differ"):
+        list(ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context))
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "prompt": "2 + 3 =", "text": None}])
+    (pair,) = ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context)
+    assert pair.prompt == "2 + 3 ="
+
+
+def test_pairs_that_repeat_the_prompt_of_their_id_are_rejected_and_empty_columns_are_none(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"chosen": "2 + 3 = 5", "reject": "2 + 3 = 6", "id": 1},
+        {"chosen": " 5", "reject": " 6", "id": 1, "chosen_full": None, "reject_full": None, "is_full": False},
+        {"chosen": " 5", "reject": " 6", "id": 1, "chosen_full": None, "reject_full": None, "is_full": None},
+    ]
+    path = lines(tmp_path / "pairs.jsonl", rows)
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "text": "2 + 3 ="}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    partial, whole = ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context)
+    assert len(whole.chosen_ids) == len(partial.chosen_ids) + 1
+    (rejected,) = (json.loads(line) for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines())
+    assert rejected["reason"] == "chosen and reject repeat the prompt of their id"
+
+
 def test_conversations_become_examples_whose_weights_mask_all_but_the_assistant(
     chat_model: Path, tmp_path: Path
 ) -> None:

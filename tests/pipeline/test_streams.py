@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.jsonl import write_json, write_records
-from espalier.data.records import Completion, State, StepScores, StepValues, Trajectory
+from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.pairs.build_preferences import (
@@ -20,6 +21,7 @@ from espalier.pipeline.pairs.build_preferences import (
     ProcessPreferences,
     StepPreferences,
 )
+from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
@@ -27,6 +29,7 @@ from espalier.pipeline.values.choose_labels import ChooseLabels
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
+from espalier.runtime.errors import exit_code_of
 from espalier.values.monte_carlo import distinct_states, finished
 
 
@@ -174,3 +177,15 @@ def _peak_of_index(path: Path, number: int) -> float:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     return int(done.stdout) / 1024
+
+
+def test_margins_that_fill_the_disk_are_a_full_disk() -> None:
+    pair = PreferencePair("a>b", "q", "outcome", "Q", "a", "b", [5], [6], [7], 1.0, 0.0)
+    statistics, limits = PairStatistics(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        with pytest.raises(OSError, match="No space left") as error:
+            statistics.add([pair] * 500_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert exit_code_of(error.value) == 4

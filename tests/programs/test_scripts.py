@@ -130,6 +130,7 @@ def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list
     ("prm_benchmark.sh", "prm=a file=F choose.stage.seed=1"),
     ("prm_benchmark.sh", "prm=a samples=F evaluate.stage.tune_share=0.1"),
     ("prm_benchmark.sh", "prm=a samples=F calibrate.stage.bins=3"),
+    ("prm_benchmark.sh", "prm=a file=F step_values=V"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
     policy = [] if name == "prm_benchmark.sh" else ["policy=a"]
