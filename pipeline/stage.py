@@ -105,13 +105,13 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     return 1 if context.counts.get("rejected") else 0
 
 
-<<<<<<< HEAD
 def _warn_of_part(path: Path) -> None:
     """Warn of an input whose sampling was cut, or ended behind its pilot: the stage would read a part for the whole."""
     meta = path.with_suffix(".meta.json")
     if meta.is_file() and json.loads(meta.read_text()).get("is_complete") is False:
         log.warning("%s is not complete: the command that writes it goes on; this stage reads what is there", path)
-=======
+
+
 def _of_run(stage: Stage) -> dict[str, str]:
     """Return hashes of what a stage about a run reads: the run's whole `config`, and the files and models it names; {}
     for other stages."""
@@ -120,7 +120,6 @@ def _of_run(stage: Stage) -> dict[str, str]:
         return {}
     text = json.dumps(asdict(config), sort_keys=True, default=str)
     return {"the run's config": hashlib.sha256(text.encode()).hexdigest(), **input_fingerprints(config)}
->>>>>>> be7faba66dc6b2a6a05466da00a53a9ac17b31b7
 
 
 def _is_there(output: Path) -> bool:
