@@ -12,6 +12,7 @@ asked for, critic/ where there is one and, last of all, model/: a run with a mod
 the same command goes on from the last checkpoint.
 """
 
+import dataclasses
 import logging
 from contextlib import nullcontext
 
@@ -35,7 +36,9 @@ def main(config: RLConfig) -> None:
     from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
     from espalier.rl.trainer_from_config import make_client, make_trainer, serving
     from espalier.runtime.distributed import barrier, process_group
+    from espalier.sampling.api_keys import check_keys
 
+    check_keys(dataclasses.asdict(config))
     check_tracking(config.tracking)
     check_model_folder(config.model["path"])
     set_up_logging()

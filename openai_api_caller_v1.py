@@ -16,17 +16,15 @@ from espalier.models.tokenizer import check_model_folder, load_tokenizer
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.api_keys import check_keys
 from espalier.sampling.job import run_job
-from espalier.sampling.openai_client import check_key_variable, refuse_key_in
 
 
 @entrypoint(SampleConfig, config_name="api/openai/distil")
 def main(config: SampleConfig) -> int:
     """Ask for what the output does not hold yet."""
     set_up_logging()
-    variable = str(config.client.get("key_variable", "OPENAI_API_KEY"))
-    check_key_variable(variable)
-    refuse_key_in(dataclasses.asdict(config), variable)
+    check_keys(dataclasses.asdict(config))
     return run_job(config, lambda path: load_tokenizer(path) if path else None, check_model_folder)
 
 

@@ -141,7 +141,8 @@ def render_tree(tree: SearchTree, cap: Cap) -> str:
         tag("h1", tree.problem_id),
         tag("p", loss_sentence(loss), class_="lead"),
         figures,
-        section("prompt", "Prompt", tag("pre", cap.cut(tree.prompt)), note(f"gold answer: {gold or 'none'}")),
+        section("prompt", "Prompt", tag("pre", cap.cut(tree.prompt), class_="prompt"),
+                note(f"gold answer: {gold or 'none'}")),
         section("tree", f"{tree.method}, scored by {tree.scorer}" + (", cut by the budget" if tree.is_cut else ""),
                 note(legend), tag("div", rows.write(), class_="tree")),
     ]  # fmt: skip

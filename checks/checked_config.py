@@ -40,10 +40,10 @@ from espalier.models.load import (
     max_length_of,
 )
 from espalier.models.packing_check import packing_of
-from espalier.models.tokenizer_checks import check_tokenizer, model_limits, stop_token_faults
+from espalier.models.tokenizer_checks import check_same_tokenizer, check_tokenizer, model_limits, stop_token_faults
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.losses import VALUE_RANGES
-from espalier.rl.trainer_from_config import check_same_tokenizer, make_client
+from espalier.rl.trainer_from_config import make_client
 from espalier.runtime.entrypoint import build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
@@ -113,7 +113,7 @@ class CheckedConfig:
     def agreeing_tokenizers(self) -> str:
         """Check that the other networks of the run read the policy's own tokens.
 
-        Raises Skipped where there are none, and BadConfig where a tokenizer is another one.
+        Raises Skipped where there are none, and BadInput where a tokenizer is another one.
         """
         config = self.config
         paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]

@@ -10,6 +10,7 @@ GPU.
 
 from dataclasses import dataclass, field
 
+from espalier.training.memory_of_run import MicroBatch
 from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
 
 _CONTEXT = GIB // 2  # of a process on a GPU: its CUDA context and libraries
@@ -22,7 +23,7 @@ class Sharing:
     over `cut` of them, take `utilization` of it each."""
 
     setup: Setup
-    micro_batch: int = 64
+    micro_batch: MicroBatch
     row: int = 512
     sleeps: bool = True
     num_engines: int = 1
@@ -102,5 +103,6 @@ def remedies(plan: GpuPlan, sharing: Sharing) -> str:
         found.append("engine.sleeps=true")
     if "update" in names:
         found += [] if sharing.setup.has_checkpointing else ["model.gradient_checkpointing=true"]
-        found.append(f"an update.micro_batch_size below {sharing.micro_batch}")
+        batch = sharing.micro_batch
+        found += [f"an {batch.setting} below {batch.size}"] if batch.size > batch.least else []
     return ", ".join([*found, "deepspeed=zero2_offload", "lora=lora"])

@@ -14,10 +14,10 @@ from espalier.checks.check import CheckFailed
 from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan, lines_of, remedies, verdict
 from espalier.checks.resources import setting_of
 from espalier.data.records import BadInput
-from espalier.rl.memory_of_run import rl_setup
+from espalier.rl.memory_of_run import rl_setup, window_of
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
-from espalier.training.memory_of_run import device_bytes
+from espalier.training.memory_of_run import device_bytes, micro_batch_of
 from espalier.training.memory_plan import GIB
 
 log = logging.getLogger("stage")
@@ -35,7 +35,7 @@ def sharing_of(config: RLConfig) -> Sharing:
     sees_all = setting_of(config.client, "gpus_each", None) == 0
     return Sharing(
         rl_setup(config, 1, is_gpu=True),
-        micro_batch=config.update.micro_batch_size,
+        micro_batch=micro_batch_of(config.update, window_of(config)),
         row=int(setting_of(config.client, "max_model_len", 512)),
         sleeps=config.engine.sleeps,
         num_engines=int(setting_of(config.client, "num_engines", 1)) if sees_all else 1,

@@ -172,6 +172,10 @@ def recipe(
 
 def main() -> int:
     """Print the arguments, say why."""
+    usage = f"give KIND TASKS MODEL RANKS [overrides], with KIND one of {', '.join(NEUTRAL)} and RANKS a number"
+    if len(sys.argv) < 5 or sys.argv[1] not in NEUTRAL or not sys.argv[4].isdecimal():
+        print(f"error: {usage}", file=sys.stderr)
+        return 2
     kind, names, model, num_ranks, *overrides = sys.argv[1:]
     if "/" in model and not Path(model).exists() and model.startswith((".", "/", "~")):
         print(f"error: {model}: no such model folder: check the path", file=sys.stderr)

@@ -214,7 +214,7 @@ class StepValues:
         for name in ("values", "num_correct", "num_completions", "labels", "weights", "low", "high"):
             number = len(getattr(self, name))
             if number != len(self.steps) and (number or name not in ("low", "high")):
-                raise BadInput(f"'{self.id}' has {len(self.steps)} steps and {number} {name}: one a step is wanted")
+                raise BadInput(f"'{self.id}' has {len(self.steps)} steps and {number} {name}: give one per step")
 
 
 @dataclasses.dataclass(frozen=True)

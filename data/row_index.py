@@ -1,9 +1,10 @@
 """The rows of files by problem, found on disk: a stage works problem by problem, however long its files are.
 
 Every file is read once from top to bottom, each row checked, and what is noted of it (the hash of its problem and of
-its id, where it begins) goes into a SQLite file that has no name and is gone with the process. Then the rows of one
-problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes them as
-answers come.
+its id, where it begins, a checksum) goes into a SQLite file that has no name and is gone with the process. Then the
+rows of one problem are read where they lie, from all files. Rows of a problem need not stand together: a sampler writes
+them as answers come. Memory does not depend on the number of rows: what SQLite holds of the index, and of what it
+sorts, is bounded by its cache.
 """
 
 import errno
@@ -11,22 +12,36 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
+from zlib import crc32
 
 from espalier.data.jsonl import iter_lines, parse_line
 from espalier.data.records import BadInput, parse_record
 
-_FILE = 1 << 40  # more rows than a file has
-_CACHE_KIB = 32 * 1024
+FILE = 1 << 40  # more rows than a file has: FILE * number + place is a row's place among those of all files
+_WHERE = "start, size, checksum"
+_CACHE_KIB = 4 * 1024  # of pages, and as much again of a sort before it goes on on disk
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big", signed=True
     )
+
+
+@contextmanager
+def on_disk(place: str) -> Iterator[None]:
+    """Raise OSError, with the place, where SQLite says that a disk is full."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "full" in str(error) or "disk I/O" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from None
+        raise
 
 
 class ProblemRows:
@@ -37,26 +52,38 @@ class ProblemRows:
         beside.parent.mkdir(parents=True, exist_ok=True)
         self._name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
         self._base = sqlite3.connect(self._name, isolation_level=None)
-        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
-                                 "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, "
-                                 "line TEXT);")  # fmt: skip
-        Path(self._name).unlink()  # it stays open, and is gone with the process
+        try:
+            with self._on_disk():
+                self._base.executescript(
+                    f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
+                    "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
+                    "CREATE TABLE names (name BLOB, problem INTEGER);"
+                )
+        finally:
+            Path(self._name).unlink(missing_ok=True)  # it stays open, and is gone with the process
         self._files: list[tuple[type, IO[bytes], str]] = []
         self._open = ExitStack()
+
+    @property
+    def num_files(self) -> int:
+        """How many were added; the number of the next one."""
+        return len(self._files)
 
     def close(self) -> None:
         """Let the files and the index go."""
         self._base.close()
         self._open.close()
 
-    @contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            if "full" in str(error) or "disk I/O" in str(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name) from None
-            raise
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _on_disk(self) -> AbstractContextManager[None]:
+        return on_disk(self._name)
 
     def add(self, kind: type, path: str) -> int:
         """Read a file; its number of rows. Raises BadInput on a bad row and on an id that stands twice."""
@@ -64,15 +91,16 @@ class ProblemRows:
         table = f"rows{number}"
         with self._on_disk():
             self._base.execute(f"CREATE TABLE {table} (place INTEGER PRIMARY KEY, line INTEGER, problem INTEGER, "
-                               "name INTEGER, start INTEGER, size INTEGER)")  # fmt: skip
+                               "name INTEGER, start INTEGER, size INTEGER, checksum INTEGER)")  # fmt: skip
             self._base.execute("BEGIN")
-            self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)", _noted(kind, path))
+            self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", _noted(kind, path))
             self._base.execute("COMMIT")
             self._base.execute(f"CREATE INDEX {table}_problem ON {table} (problem)")
             count: int = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         file = self._open.enter_context(Path(path).open("rb"))  # noqa: SIM115
         self._files.append((kind, file, path))
-        self._check_ids(number)
+        with self._on_disk():
+            self._check_ids(number)
         return count
 
     def _check_ids(self, number: int) -> None:
@@ -80,32 +108,65 @@ class ProblemRows:
         twice = f"SELECT name FROM {table} GROUP BY name HAVING count(*) > 1 ORDER BY max(place)"
         for (name,) in list(self._base.execute(twice)):
             places: dict[str, int] = {}
-            rows = f"SELECT line, start, size FROM {table} WHERE name = ? ORDER BY place"
-            for line, start, size in list(self._base.execute(rows, (name,))):
-                key = self._row(number, start, size)["id"]
+            rows = f"SELECT line, {_WHERE} FROM {table} WHERE name = ? ORDER BY place"
+            for line, *place in list(self._base.execute(rows, (name,))):
+                key = self._row(number, *place)["id"]
                 if key in places:
                     path = self._files[number][2]
                     raise BadInput(f"{path}:{line}: id '{key}' stands already at {path}:{places[key]}: ids must be "
                                    "unique")  # fmt: skip
                 places[key] = line
 
-    def _row(self, number: int, start: int, size: int) -> dict[str, Any]:
-        file = self._files[number][1]
+    def _row(self, number: int, start: int, size: int, checksum: int) -> dict[str, Any]:
+        """Read a row again. Raises BadInput where it is not what it was."""
+        _, file, path = self._files[number]
         file.seek(start)
-        row: dict[str, Any] = json.loads(file.read(size))
+        line = file.read(size)
+        if crc32(line) != checksum:
+            raise BadInput(f"{path}: was written over while it was read: start again")
+        row: dict[str, Any] = json.loads(line)
         return row
 
     def problems(self) -> Iterator[int]:
         """Yield every problem, in the order of its first row in the first file, those of later files alone behind."""
-        parts = " UNION ALL ".join(f"SELECT problem, place + {number * _FILE} AS place FROM rows{number}"
+        parts = " UNION ALL ".join(f"SELECT problem, place + {number * FILE} AS place FROM rows{number}"
                                    for number in range(len(self._files)))  # fmt: skip
         with self._on_disk():
             for (problem,) in self._base.execute(f"SELECT problem FROM ({parts}) GROUP BY problem ORDER BY min(place)"):
                 yield problem
 
+    def problems_by_id(self, order: Callable[[str], bytes]) -> Iterator[int]:
+        """Yield every problem of any file, in the order of what `order` makes of its id."""
+        with self._on_disk():
+            self._base.execute("DELETE FROM names")
+            self._base.execute("BEGIN")
+            for problem in self.problems():
+                first = next(row for number in range(len(self._files)) for row in self._first(number, problem))
+                self._base.execute("INSERT INTO names VALUES (?, ?)", (order(first["problem_id"]), problem))
+            self._base.execute("COMMIT")
+            for (problem,) in self._base.execute("SELECT problem FROM names ORDER BY name"):
+                yield problem
+
+    def _first(self, number: int, problem: int) -> Iterator[dict[str, Any]]:
+        where = f"SELECT {_WHERE} FROM rows{number} WHERE problem = ? ORDER BY place LIMIT 1"
+        for place in self._base.execute(where, (problem,)):
+            yield self._row(number, *place)
+
+    def elsewhere(self, number: int, other: int) -> tuple[Any, Any] | None:
+        """Return two records of one id in two files that are of different problems, None where there are none."""
+        both = ("SELECT a.start, a.size, a.checksum, b.start, b.size, b.checksum "
+                f"FROM rows{number} a JOIN rows{other} b ON a.name = b.name "
+                "WHERE a.problem <> b.problem ORDER BY a.place LIMIT 1")  # fmt: skip
+        with self._on_disk():
+            found = self._base.execute(both).fetchone()
+        if found is None:
+            return None
+        kinds = self._files[number][0], self._files[other][0]
+        return kinds[0](**self._row(number, *found[:3])), kinds[1](**self._row(other, *found[3:]))
+
     def rows(self, number: int, problem: int) -> list[Any]:
         """Return a problem's records in one file, in file order."""
-        where = f"SELECT start, size FROM rows{number} WHERE problem = ? ORDER BY place"
+        where = f"SELECT {_WHERE} FROM rows{number} WHERE problem = ? ORDER BY place"
         kind = self._files[number][0]
         return [kind(**self._row(number, *place)) for place in self._base.execute(where, (problem,)).fetchall()]
 
@@ -124,7 +185,11 @@ class ProblemRows:
         """Yield records in the order of the places they come with, by way of the disk where that is another one."""
         if self.stands_together:
             yield from (record for _, record in results)
-            return
+        else:
+            yield from self.sorted_on_disk(results)
+
+    def sorted_on_disk(self, results: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        """Yield records of one kind in the order of the numbers they come with, no two of which are equal."""
         kind: type | None = None
         with self._on_disk():
             self._base.execute("BEGIN")
@@ -140,4 +205,4 @@ def _noted(kind: type, path: str) -> Iterator[tuple[int, ...]]:
     for place, (number, start, line) in enumerate(iter_lines(path)):
         where = f"{path}:{number}"
         record: Any = parse_record(kind, parse_line(line, where), where)
-        yield place, number, _hash(record.problem_id), _hash(record.id), start, len(line)
+        yield place, number, _hash(record.problem_id), _hash(record.id), start, len(line), crc32(line)

@@ -26,7 +26,7 @@ class SearchTree:
     method: str
     """the class of the method: StepBeam"""
     scorer: str
-    """the class of the scorer: ProcessScorer"""
+    """the class of the scorer: ProcessScorer; of a reward the reward's: OutcomeReward"""
     aggregate: str
     """how the scores on the way to a node become the one it is ranked by (rewards/aggregate.py)"""
     chosen: int

@@ -17,6 +17,8 @@ from espalier.data.process_data.formats import to_step_texts
 from espalier.data.process_data.published import content_key
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues, Trajectory
+from espalier.data.step_verdicts import EACH_STEP, StepVerdictFormat
+from espalier.data.tasks.enumerable import positions
 from espalier.data.verification import VerifierFormat
 
 KINDS = ("trajectories", "step_values", "labelled")
@@ -83,9 +85,9 @@ def read_solutions(path: str, kind: str, template: PromptTemplate | None = None)
     return solutions
 
 
-def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat) -> list[Question]:
+def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat | StepVerdictFormat) -> list[Question]:
     """Return the questions of a format in order: one a solution, or one a step."""
-    if verifier.unit == "solution":
+    if verifier.unit in ("solution", EACH_STEP):
         return [Question(row.id, row, len(row.steps), row.is_right) for row in solutions]
     return [Question(f"{row.id}#{number}", row, number, row.steps_right[number - 1])
             for row in solutions for number in range(1, len(row.steps) + 1)]  # fmt: skip
@@ -94,7 +96,7 @@ def questions_about(solutions: Sequence[Solution], verifier: VerifierFormat) -> 
 def with_task_truth(solutions: Sequence[Solution], task: Any, split: str) -> list[Solution]:
     """Return the solutions with what an enumerable task knows of their steps, a step outside its grammar being wrong.
 
-    Raises BadInput where the task does not know it, or its split has not their problems."""
+    Raises BadInput where the task does not know it, its split has not their problems, or steps are not the task's."""
     if not hasattr(task, "position"):
         raise BadInput("nobody knows which steps of these are right: set task=word_arithmetic or another that does, or "
                        "read StepValues (stage.kind=step_values)")  # fmt: skip
@@ -105,8 +107,7 @@ def with_task_truth(solutions: Sequence[Solution], task: Any, split: str) -> lis
         if problem is None or problem.question not in row.prompt or (row.gold and str(problem.gold) != row.gold):
             raise BadInput(f"'{row.id}' answers no problem of the task's split {split}: set stage.split and task.* as "
                            "they were sampled")  # fmt: skip
-        places = [task.position(problem, row.steps[:number]) for number in range(1, len(row.steps) + 1)]
-        right = [place is not None and place.is_right for place in places]
+        right = [place is not None and place.is_right for place in positions(task, problem, row.steps, row.id)]
         found.append(replace(row, steps_right=[*right]))
     return found
 
@@ -126,7 +127,7 @@ def _of_values(row: StepValues) -> Solution:
 def _of_annotated(row: AnnotatedSolution, template: PromptTemplate | None, path: str) -> Solution:
     prompt, steps, labels = to_step_texts(row, template)
     if len(steps) != len(labels):
-        raise BadInput(f"{path}: '{row.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
+        raise BadInput(f"{path}: '{row.id}' has {len(steps)} steps and {len(labels)} labels: give one per step")
     right: list[bool | None] = [None if label is None else label >= 0.5 for label in labels]
     first = row.first_error
     if first is not None:

@@ -6,10 +6,13 @@ instead of once for each of the layers that read it. That makes a training step 
 faster; the numbers are those of transformers' own modules.
 """
 
+import copy
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+
+from espalier.models.in_parts import is_part, whole_shape
 
 # Networks whose norms over the hidden states are read by linear layers alone (they round to bf16 in autocast).
 _READ_BY_LINEAR = ("llama", "mistral", "qwen2", "qwen3")
@@ -65,13 +68,26 @@ class FusedRMSNorm(torch.nn.Module):
 
 @torch.no_grad()
 def _is_plain(module: torch.nn.Module) -> bool:
-    """Say whether a module computes what `FusedRMSNorm` does: by its own answer to two rows."""
+    """Say whether a module computes what `FusedRMSNorm` does: by its own answer to two rows; where its weight is cut
+    over ranks, by that of a copy with other weights."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or eps is None or weight.device.type == "meta":
+    if not isinstance(weight, torch.Tensor) or len(whole_shape(weight)) != 1 or eps is None:
         return False
+    if weight.device.type == "meta":
+        return False
+    if is_part(weight):
+        weight = torch.linspace(0.5, 2, whole_shape(weight).numel(), device=weight.device)
+        module = _copy_with(module, weight)
     rows = torch.linspace(-2, 3, 2 * weight.numel(), device=weight.device).view(2, -1)
     wanted = weight.float() * rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
     return bool(torch.allclose(module(rows).float(), wanted, rtol=1e-5, atol=1e-6))
+
+
+def _copy_with(module: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:
+    """Return a norm of the same class and settings with this weight."""
+    twin = copy.copy(module)
+    twin._parameters = {**module._parameters, "weight": torch.nn.Parameter(weight, requires_grad=False)}
+    return twin
 
 
 def fuse_norms(model: PreTrainedModel) -> PreTrainedModel:
@@ -80,5 +96,5 @@ def fuse_norms(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and _is_plain(module):
             module.__class__ = FusedRMSNorm
-            module.is_read_by_linear = is_known and module.weight.numel() == model.config.hidden_size  # type: ignore
+            module.is_read_by_linear = is_known and whole_shape(module.weight).numel() == model.config.hidden_size  # type: ignore
     return model

@@ -6,6 +6,7 @@ own, causal and aligned at the end; the keys of a shared segment are repeated fo
 `bash scripts/gpu_check.sh attention` compares them there with the kernels for CPUs.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,8 @@ from torch.nn.functional import pad
 
 from espalier.data.batches.packing import Segments
 from espalier.models.attention_kernels import BadAttention, How
+
+log = logging.getLogger(__name__)
 
 BLOCK = 128  # of flex attention: rows are rounded up to it
 Tensors = tuple[torch.Tensor, ...]
@@ -62,12 +65,21 @@ def _attend(
 ) -> torch.Tensor:
     if how.sinks is not None:
         raise BadAttention("attention sinks are computed by matrix products alone: set model.attention=sdpa")
-    kind = tensors[2].dtype if tensors[2].dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    kind = tensors[2].dtype
+    if kind not in (torch.float16, torch.bfloat16):
+        _warn_of_bf16(kind)
+        kind = torch.bfloat16
     borders = tuple(
         torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(tensors[0].device, non_blocking=True)
         for lengths in (num_queries, num_keys)
     )
     return attend(tuple(tensor.to(kind) for tensor in tensors), borders, (max(num_queries), max(num_keys)), how)
+
+
+@lru_cache(maxsize=1)
+def _warn_of_bf16(kind: torch.dtype) -> None:
+    log.warning("attention of %s is computed in bfloat16, the kernel knows no other: set precision=bf16, or "
+                "model.attention=sdpa for the whole precision", str(kind).removeprefix("torch."))  # fmt: skip
 
 
 def by_sequences(attend: Attend) -> Callable[..., torch.Tensor]:

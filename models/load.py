@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from espalier.models.fused_norm import fuse_norms
+from espalier.models.in_parts import cutting, differing_tied
 from espalier.models.last_layer import read_last_layer
 from espalier.models.packed_attention import attention_name
 
@@ -167,7 +168,8 @@ def from_pretrained(
 
     model: PreTrainedModel
     try:
-        model, report = on_kernel(lambda name: load(attn_implementation=name), attention) if attention else load()
+        with cutting(lambda: options.get("config") or load_config(path)):
+            model, report = on_kernel(lambda name: load(attn_implementation=name), attention) if attention else load()
     except Exception as error:  # safetensors and transformers raise many kinds; each is one bad folder
         raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
     wrong = {
@@ -181,6 +183,9 @@ def from_pretrained(
         if names:
             shown = ", ".join(sorted(names)[:3])
             raise BadModel(f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)")
+    if apart := differing_tied(model):
+        raise BadModel(f"{path}: its config.json ties {' and '.join(apart)}, of which the folder has different values: "
+                       "set tie_word_embeddings there to false")  # fmt: skip
     return read_last_layer(fuse_norms(model))
 
 

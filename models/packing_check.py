@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
 from espalier.models.attention_kernels import BadAttention
+from espalier.models.in_parts import halves_in_float32, is_part
 from espalier.models.inputs import model_inputs, network
 from espalier.models.packed_attention import PREFIX, takes_packed_rows, watched
 from espalier.models.row_limits import longest_row, longest_together, other_layers, unseen_limit
@@ -74,7 +75,7 @@ class PackingCheck:
 
 def packing_of(model: Any) -> PackingCheck:
     """Return what `check_packing` says of the network, wrapped or not; asked at the first call and said in one line
-    where rows are not packed. Call it before DeepSpeed cuts the weights."""
+    where rows are not packed. Where ZeRO-3 cuts the weights an engine has to gather them: all ranks make that call."""
     net = network(model)
     name = getattr(getattr(net, "config", None), "_attn_implementation", None)
     known = getattr(net, "_packing", None)
@@ -101,8 +102,6 @@ def check_packing(model: Any) -> PackingCheck:
     net = network(model)
     if not isinstance(net, PreTrainedModel):
         return PackingCheck("padded")
-    if is_cut(net):
-        return PackingCheck("padded", reason="its weights are cut over ranks (ZeRO-3), and nothing was measured before")
     try:
         with _still(net):
             return _measure(net)
@@ -112,7 +111,7 @@ def check_packing(model: Any) -> PackingCheck:
 
 def is_cut(model: Any) -> bool:
     """Say whether ZeRO-3 has cut the weights: a forward pass is then one of all ranks."""
-    return any(hasattr(parameter, "ds_id") for parameter in network(model).parameters())
+    return any(is_part(parameter) for parameter in network(model).parameters())
 
 
 @contextmanager
@@ -124,7 +123,8 @@ def _still(net: PreTrainedModel) -> Iterator[None]:
     net.eval()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(net.device.type, enabled=False), torch.backends.cudnn.flags(enabled=False):
+        exact = (torch.autocast(net.device.type, enabled=False), torch.backends.cudnn.flags(enabled=False))
+        with exact[0], exact[1], halves_in_float32(net):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)

@@ -12,7 +12,14 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXTS
-from espalier.models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
+from espalier.models.load import (
+    BadModel,
+    config_end_ids,
+    generation_end_ids,
+    load_config,
+    load_end_ids,
+    load_tokenizer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +87,20 @@ def tokenizer_differences(
         differences.append(f"{len(moved)} tokens have other ids: {token!r} is {id_} of {names[0]}, {known[token]} of "
                            f"{names[1]}")  # fmt: skip
     return differences
+
+
+def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
+    """Raise BadInput where the tokenizer beside another network's weights is not the policy's; a folder without one is
+    taken on trust, which the log says."""
+    try:
+        other = load_tokenizer(path)
+    except BadModel as error:
+        log.warning("that the %s has the policy's tokenizer is taken on trust: %s", name, error)
+        return
+    differences = tokenizer_differences(tokenizer, other, ("the policy", f"the {name}"))
+    if differences:
+        raise BadInput(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
+                        "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
 
 
 def stop_token_faults(tokenizer: Any, config_ends: Sequence[int], generation_ends: Sequence[int]) -> list[str]:

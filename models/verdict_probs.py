@@ -6,9 +6,12 @@ share (a space that stands alone) says nothing for either. Spellings of the same
 of their side, are counted once.
 """
 
+import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from espalier.data.prompts import encode_text
@@ -18,13 +21,33 @@ from espalier.data.token_text import encode_response
 from espalier.models.sampled_logprobs import sampled_logprobs
 
 Tokens = tuple[int, ...]
+NextLogprobs = Callable[[Sequence[list[int]]], "list[dict[int, float] | None]"]
+"""Rows of ids → the log-probs of the likeliest tokens behind each, by id; None for one that is refused."""
+_SMALLEST = math.log(1e-6)
+SMALLEST_MASS = 0.5
+"""Of both verdicts on average, below which a model is held not to answer the question."""
+log = logging.getLogger(__name__)
+
+
+def warn_of_mass(masses: Sequence[float], name: str) -> None:
+    """Warn where a model answers with neither verdict: it was asked otherwise when it was trained, or its tokens of a
+    verdict are others."""
+    mass = fmean(masses) if masses else 1.0
+    if mass < SMALLEST_MASS:
+        log.warning("%s gives both verdicts together a probability of %.3g: ask it as its demonstrations did (another "
+                    "verifier=...), or train it longer", name, mass)  # fmt: skip
 
 
 def spelling_tokens(tokenizer: Any, before: str, spellings: Sequence[str]) -> list[Tokens]:
     """Return the tokens of each spelling behind the text `before`, without those that begin with another one.
 
-    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise."""
+    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise; and
+    where it joins the first one, which demonstrations write, with the end of `before`: behind its last token the model
+    would then always mean something else."""
     context = encode_text(tokenizer, before, "verifier.question")
+    if encode_text(tokenizer, before + spellings[0], "verifier.question")[: len(context)] != context:
+        raise BadInput(f"the tokenizer joins the end of {before[-12:]!r} and the beginning of {spellings[0]!r} in one "
+                       "token: choose another opening or question of the verifier, or other words")  # fmt: skip
     found: list[Tokens] = []
     for spelling in spellings:
         ids, is_exact = encode_response(tokenizer, context, spelling)
@@ -64,8 +87,11 @@ class YesProb:
 
     @classmethod
     def of(cls, yes: Sequence[float], no: Sequence[float]) -> "YesProb":
-        """From the log-probs of the spellings of each, without underflow of the share."""
+        """From the log-probs of the spellings of each (-inf: none), without underflow of the share. Raises ValueError
+        where all are -inf."""
         highest = max(*yes, *no)
+        if highest == -math.inf:
+            raise ValueError("no spelling of a verdict has a probability")
         p_yes, p_no = (math.fsum(math.exp(value - highest) for value in side) for side in (yes, no))
         return cls(p_yes / (p_yes + p_no), (p_yes + p_no) * math.exp(highest))
 
@@ -101,3 +127,49 @@ def yes_probs(
         sums = [math.fsum(row) for row in found[number * len(sides) : (number + 1) * len(sides)]]
         scores[text] = YesProb.of(sums[: len(verdicts.yes)], sums[len(verdicts.yes) :])
     return [scores[text] for text in texts]
+
+
+def yes_probs_of_likeliest(
+    tokenizer: Any, texts: Sequence[str], verdicts: VerdictTokens, ask: NextLogprobs
+) -> list[YesProb | None]:
+    """Return the score in [0, 1] of every text as `yes_probs` does, by a model elsewhere that says which tokens are the
+    likeliest: a spelling of several tokens is asked for token by token.
+
+    What is not among the likeliest, or less likely than 1e-6 together with what stands before it, counts as 0: a share
+    is off by at most that over its `mass`. None where a text is refused, or has neither verdict among the likeliest.
+    """
+    distinct = list(dict.fromkeys(texts))
+    rows = [encode_text(tokenizer, text, f"a text that ends {text[-60:]!r}") for text in distinct]
+    sides = [*verdicts.yes, *verdicts.no]
+    scores: dict[str, YesProb | None] = {}
+    for text, found in zip(distinct, spelling_logprobs(rows, sides, ask), strict=True):
+        is_known = found is not None and max(found) > -math.inf
+        num = len(verdicts.yes)
+        scores[text] = YesProb.of(found[:num], found[num:]) if found is not None and is_known else None
+    return [scores[text] for text in texts]
+
+
+def spelling_logprobs(
+    rows: Sequence[list[int]], spellings: Sequence[Tokens], ask: NextLogprobs
+) -> list[list[float] | None]:
+    """Return the log-prob of every spelling behind each row of ids; -inf where it is not among the likeliest, None for
+    a row that is refused."""
+    reached: dict[tuple[int, Tokens], float] = {(place, ()): 0.0 for place in range(len(rows))}
+    refused: set[int] = set()
+    for depth in range(max(map(len, spellings))):
+        going_on: dict[Tokens, set[int]] = defaultdict(set)
+        for tokens in spellings:
+            if len(tokens) > depth:
+                going_on[tokens[:depth]].add(tokens[depth])
+        asked = [(place, before) for place, before in reached if before in going_on and place not in refused]
+        answers = ask([[*rows[place], *before] for place, before in asked]) if asked else []
+        for (place, before), likeliest in zip(asked, answers, strict=True):
+            if likeliest is None:
+                refused.add(place)
+                continue
+            for token in going_on[before]:
+                logprob = reached[place, before] + likeliest.get(token, -math.inf)
+                if logprob > _SMALLEST:
+                    reached[place, (*before, token)] = logprob
+    return [None if place in refused else [reached.get((place, tokens), -math.inf) for tokens in spellings]
+            for place in range(len(rows))]  # fmt: skip

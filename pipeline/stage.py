@@ -5,12 +5,13 @@ document or one page of text). The output appears under its name only when it is
 beside it holds the resolved config, the hashes of all inputs, counts and seconds.
 """
 
+import hashlib
 import json
 import logging
 import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,8 +76,9 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
             raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
+        _warn_of_part(Path(path))
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
-    inputs = models | {path: file_sha256(path) for path in paths}
+    inputs = models | _of_run(stage) | {path: file_sha256(path) for path in paths}
     meta_path = output.with_name(output.stem + ".meta.json")
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
@@ -101,6 +103,23 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
     log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
     return 1 if context.counts.get("rejected") else 0
+
+
+def _warn_of_part(path: Path) -> None:
+    """Warn of an input whose sampling was cut, or ended behind its pilot: the stage would read a part for the whole."""
+    meta = path.with_suffix(".meta.json")
+    if meta.is_file() and json.loads(meta.read_text()).get("is_complete") is False:
+        log.warning("%s is not complete: the command that writes it goes on; this stage reads what is there", path)
+
+
+def _of_run(stage: Stage) -> dict[str, str]:
+    """Return hashes of what a stage about a run reads: the run's whole `config`, and the files and models it names; {}
+    for other stages."""
+    config = getattr(stage, "config", None)
+    if not is_dataclass(config) or isinstance(config, type):
+        return {}
+    text = json.dumps(asdict(config), sort_keys=True, default=str)
+    return {"the run's config": hashlib.sha256(text.encode()).hexdigest(), **input_fingerprints(config)}
 
 
 def _is_there(output: Path) -> bool:

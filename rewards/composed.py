@@ -23,7 +23,8 @@ from espalier.rewards.score import HoldsEngines, HoldsModels, Interval, Reward, 
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
-    """Return steps 2 and 3 for one trajectory. Raises ValueError where two terms have step rewards for other steps."""
+    """Return steps 2 and 3 for one trajectory; a part that several terms have keeps its name for the first of them, and
+    has the term's before it for the others. Raises ValueError where two terms have step rewards for other steps."""
     outcome = sum(weights[name] * score.outcome for name, score in scores.items())
     numbers = {len(score.steps) for score in scores.values()} - {0}
     if len(numbers) > 1:
@@ -34,7 +35,10 @@ def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: fl
             steps[index] += weights[name] * value
     if limit > 0:
         outcome = min(max(outcome, -limit), limit)
-    parts = {part: value for score in scores.values() for part, value in score.parts.items()}
+    parts: dict[str, float] = {}
+    for name, score in scores.items():
+        for part, value in score.parts.items():
+            parts[f"{name}_{part}" if part in parts else part] = value
     return Score(outcome, steps, parts)
 
 

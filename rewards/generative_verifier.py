@@ -4,10 +4,8 @@ It is a causal language model that was trained on verifications (docs/generative
 question. It reads texts, the prompt's and the response's, as its demonstrations were read, and tokenises them itself.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,12 +13,8 @@ import torch
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
-from espalier.models.verdict_probs import VerdictTokens, YesProb, yes_probs
-from espalier.rewards.score import Score, ScoreRange
-
-log = logging.getLogger(__name__)
-SMALLEST_MASS = 0.5
-"""Of p(Yes) + p(No) on average, below which the model is held not to answer the question."""
+from espalier.models.verdict_probs import VerdictTokens, YesProb, warn_of_mass, yes_probs
+from espalier.rewards.score import VERIFIER, Score, ScoreRange
 
 
 class GenerativeVerifier:
@@ -47,10 +41,7 @@ class GenerativeVerifier:
             batch_tokens=self.batch_tokens,
             on_progress=on_progress,
         )
-        mass = fmean(one.mass for one in found) if found else 1.0
-        if mass < SMALLEST_MASS:
-            log.warning("%s gives Yes and No together a probability of %.3g: ask it as its demonstrations did (another "
-                        "verifier=...), or train it longer", self.path, mass)  # fmt: skip
+        warn_of_mass([one.mass for one in found], self.path)
         return found
 
 
@@ -84,4 +75,4 @@ class GenerativeVerifierReward:
         form = self.verifier.verifier
         texts = [form.ask(row.prompt, [row.response], has_rationale=False) for row in trajectories]
         found = self.verifier.probs(texts)
-        return [Score(one.share, parts={"verifier": one.share, "verdict_mass": one.mass}) for one in found]
+        return [Score(one.share, parts={VERIFIER: one.share, "verdict_mass": one.mass}) for one in found]

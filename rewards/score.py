@@ -14,6 +14,10 @@ import torch
 
 from espalier.data.records import Trajectory
 
+VERIFIER = "verifier"
+"""The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
+grader (`rl.rank_watch`)."""
+
 
 @dataclass(frozen=True)
 class Score:

@@ -10,7 +10,7 @@ from pathlib import Path
 from espalier.data.records import Problem
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.metrics import describe_rollouts
-from espalier.rl.rollout import check_refused
+from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from espalier.data.records import BadInput
 from espalier.rl.combinations import check_combinations
-from espalier.rl.memory_of_run import rl_setup
+from espalier.rl.memory_of_run import rl_setup, window_of
 from espalier.rl.update import most_rollouts, steps_per_iteration
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
-from espalier.training.memory_of_run import check_memory_gib, explain_memory
+from espalier.training.memory_of_run import check_memory_gib, explain_memory, micro_batch_of
 
 log = logging.getLogger("stage")
 
@@ -143,8 +143,8 @@ class ExplainRL:
         for line in describe(size, self.config, num_problems):
             log.info("%s", line)
         context.counts.update(iterations=size.iterations, rollouts=size.rollouts, steps=size.steps)
-        rows = self.config.update.micro_batch_size
-        memory = explain_memory(lambda is_gpu: rl_setup(self.config, size.ranks, is_gpu), rows, self.memory_gib)
+        batch = micro_batch_of(self.config.update, window_of(self.config))
+        memory = explain_memory(lambda is_gpu: rl_setup(self.config, size.ranks, is_gpu), batch, self.memory_gib)
         return {"experiment": self.experiment, "num_problems": num_problems, **asdict(size), "memory": memory}
 
 

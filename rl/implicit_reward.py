@@ -10,10 +10,8 @@ Log-probs of both networks are those at the rollouts' temperature. Every rank ho
 
 import logging
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +21,24 @@ from espalier.models.packing_check import packs_rows
 from espalier.rl.experience import RowScorer, empty_loss, policy_logprobs
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import write_model
+from espalier.rl.rank_watch import RankWatch, pair_accuracy
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
-from espalier.rl.training_engines import make_training_engine
+from espalier.rl.training_engines import load_trained, make_training_engine
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import rank
-from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ImplicitRewardConfig, RLConfig
 from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.implicit_ce import implicit_ce_losses
 from espalier.training.sums import NotFinite, Sums
 
 log = logging.getLogger(__name__)
-_WATCHED = 5  # iterations
 
 
-def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
-    """Return how often a right rollout scores above a wrong one of the same problem (`sizes`: rollouts of each, in
-    their order); a tie counts 1/2, and so does an iteration without such a pair."""
-    total = count = 0.0
-    for start, end in pairwise(accumulate(sizes, initial=0)):
-        own = list(zip(scores[start:end], outcomes[start:end], strict=True))
-        right = [score for score, outcome in own if outcome]
-        wrong = [score for score, outcome in own if not outcome]
-        total += sum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
-        count += len(right) * len(wrong)
-    return total / count if count else 0.5
-
-
-class RankWatch:
-    """Says once of a fall that, over the last five iterations with pairs to compare, rewards ranked rollouts they had
-    not learnt from no better than chance: the policy then moves away from right answers, and every other metric of the
-    implicit reward may look well (its loss falls with the share of right ones)."""
-
-    def __init__(self) -> None:
-        self._seen: deque[float] = deque(maxlen=_WATCHED)
-        self._is_said = False
-
-    def add(self, accuracy: float, outcomes: Sequence[bool], sizes: Sequence[int]) -> bool:
-        """Take an iteration's pair accuracy, before its step; return whether something was said."""
-        parts = [outcomes[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
-        if not any(any(own) and not all(own) for own in parts):
-            return False
-        self._seen.append(accuracy)
-        mean = sum(self._seen) / len(self._seen)
-        if len(self._seen) < _WATCHED or mean > 0.5:
-            self._is_said = self._is_said and mean <= 0.55
-            return False
-        if not self._is_said:
-            log.warning("the implicit reward ranked %.0f %% of pairs of a right and a wrong rollout of one problem "
-                        "rightly over %d iterations, no better than chance: the policy is led away from right answers; "
-                        "raise implicit_reward.learning_rate (it must learn faster than the policy), or set "
-                        "advantage.process_weight=0", 100 * mean, _WATCHED)  # fmt: skip
-        is_new, self._is_said = not self._is_said, True
-        return is_new
+_WARNING = (
+    "the implicit reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over "
+    "{num} iterations, no better than chance: the policy is led away from right answers; raise "
+    "implicit_reward.learning_rate (it must learn faster than the policy), or set advantage.process_weight=0"
+)
 
 
 @dataclass
@@ -92,7 +55,7 @@ class ImplicitReward:
     micro_batch_size: int
     micro_batch_tokens: int = 0
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
-    watch: RankWatch = field(default_factory=RankWatch)
+    watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
     folder = "implicit_reward"
     fits_returns = False
 
@@ -205,7 +168,7 @@ def make_implicit_reward(config: RLConfig, temperature: float, reference: Any | 
     if (settings := config.implicit_reward) is None:
         return None
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, load_trained(config, settings.model), settings.optimizer, *rates)
     update = config.update
     sizes = (update.minibatch_size, update.micro_batch_size, update.micro_batch_tokens)
     return ImplicitReward(engine, settings, reference, temperature, config.precision, *sizes)

@@ -1,7 +1,8 @@
 """The memory plan of a run of main.py from its config: the learners, what is only read, and what a delivery holds.
 
 A pass is taken to be as large as the settings let it be: `update.micro_batch_size` rows of the engine's window, or
-`update.micro_batch_tokens`. What an engine takes on the same device is not in it (`checks.gpu_plan`).
+`update.micro_batch_tokens`, and one row at least. What an engine takes on the same device is not in it
+(`checks.gpu_plan`).
 """
 
 import math
@@ -9,9 +10,10 @@ import math
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.weight_stream import BUCKET_BYTES
-from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
+from espalier.sampling.weight_buckets import BUCKET_BYTES
+from espalier.training.memory_of_run import cutting_of, model_paths, network_of, numbers_of_reference, of_node
 from espalier.training.memory_plan import Network, Setup, Work
+from espalier.training.shards import GROUP_BYTES
 
 
 def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
@@ -32,29 +34,34 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         tuple(networks),
         _work(config, num_ranks),
         frozen=frozen + (0 if is_cut else reference),
-        frozen_cut=reference if is_cut else 0,
+        frozen_cut=numbers_of_reference(policy.shape, config.precision) if reference and is_cut else 0,
         is_bf16=config.precision == "bf16",
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
-        buffers=(3 if cutting["stage"] == 3 else 2) * _bucket_bytes(policy),
+        buffers=BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )
 
 
-def _bucket_bytes(policy: Network) -> int:
-    """Return what one bucket of a delivery takes: at least the largest parameter, which is the embedding."""
-    return max(BUCKET_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
+def _gathered_bytes(policy: Network) -> int:
+    """Return what is gathered at once of parameters that are cut: at least the largest one, which is the embedding."""
+    return max(GROUP_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
+
+
+def window_of(config: RLConfig) -> int:
+    """Return tokens of the engine's window: of the longest row."""
+    return int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
 
 
 def _work(config: RLConfig, num_ranks: int) -> Work:
-    window = int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
+    window = window_of(config)
     own = math.ceil(min(config.update.minibatch_size, most_rollouts(config)) / num_ranks)
     rows = min(config.update.micro_batch_size, own)
     response = min(window, int(config.params["max_tokens"]))
     tokens, reads, passes = rows * window, rows * response, math.ceil(own / rows)
     if config.update.micro_batch_tokens:
-        tokens = min(own * window, config.update.micro_batch_tokens)
+        tokens = min(own * window, max(window, config.update.micro_batch_tokens))  # a row is never parted
         reads, passes = tokens * response // window, math.ceil(own * window / tokens)
     return Work(tokens, reads, pairs=tokens * window, passes=passes)

@@ -20,7 +20,9 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.rollout import Refusal, Sampler, check_refused
+from espalier.rl.rank_watch import VerifierWatch
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_checks import Refusal, check_refused
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup
@@ -128,6 +130,7 @@ class SampledGroups:
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         self._num_gone: dict[str, int] = {}
+        self._verifier = VerifierWatch()
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
@@ -158,7 +161,7 @@ class SampledGroups:
         if config.rollout.max_staleness == 0:  # else it went on beside training
             clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
-        measured = describe_rewards(groups) | self.delivery.take_proof()
+        measured = describe_rewards(groups) | self._verifier.look(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(groups))

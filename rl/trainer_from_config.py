@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from espalier.models.inputs import network
-from espalier.models.load import BadModel, load_tokenizer, max_length_of
+from espalier.models.load import max_length_of
 from espalier.models.row_limits import longest_row
-from espalier.models.tokenizer_checks import tokenizer_differences
+from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
+from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.delivery.weight_update_engine import OwnEngine, VLLMEngine
 from espalier.rl.estimator_context import AdvantageEstimator, NamesCompletions
 from espalier.rl.evaluation import Evaluation
 from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
@@ -28,12 +29,13 @@ from espalier.rl.learner import Learner
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
-from espalier.rl.rollout import Sampler, check_params
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_checks import check_params
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, start_policy
+from espalier.rl.training_engines import check_engines, has_noise, load_trained, make_training_engine, start_policy
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -63,7 +65,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
-    model = build(config.model)
+    model = load_trained(config, config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
     engine = make_training_engine(
         config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm
@@ -290,20 +292,6 @@ def check_vocabulary(policy: Any, size: int, name: str) -> None:
         raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
 
 
-def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
-    """Raise BadConfig where the tokenizer beside another network's weights is not the policy's; a folder without one is
-    taken on trust, which the log says."""
-    try:
-        other = load_tokenizer(path)
-    except BadModel as error:
-        log.warning("that the %s has the policy's tokenizer is taken on trust: %s", name, error)
-        return
-    differences = tokenizer_differences(tokenizer, other, ("the policy", f"the {name}"))
-    if differences:
-        raise BadConfig(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
-                        "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
-
-
 def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilter | None:
     """Return the filter of rollouts, None where the config has none. Raises BadConfig where it keeps fewer of a group
     than the estimator compares."""
@@ -333,7 +321,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
     from espalier.rl.critic import Critic
 
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, load_trained(config, settings.model), settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
     return Critic(engine, settings, config.precision, *sizes)

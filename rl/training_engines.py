@@ -8,11 +8,11 @@ import torch
 
 from espalier.models.inputs import network
 from espalier.models.load import load_reference
-from espalier.models.packing_check import packing_of
+from espalier.models.packing_check import is_cut, packing_of
 from espalier.runtime.distributed import device
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks
+from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks, cuts_weights, loading
 from espalier.training.engine import Engine, TorchEngine
 
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
@@ -59,15 +59,21 @@ def _noises(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def load_trained(config: RLConfig, node: Any) -> Any:
+    """Return the network of a config node; with ZeRO-3 its weights are cut over the ranks as they are read, but for
+    DoRA, whose magnitudes are made of whole ones."""
+    is_whole = bool(config.lora and config.lora.get("is_dora"))
+    with loading(None if is_whole else config.deepspeed):
+        return build(node)
+
+
 def load_frozen(config: RLConfig, path: str, attention: str) -> Any:
     """Return the policy of the start as a reference. With ZeRO-3 its weights are cut over the ranks too, unless
     `kl.kind=full` reads it within the update, where ranks make passes of different numbers."""
-    model = without_dropout(load_reference(path, attention)).to(device())
-    settings = config.deepspeed or {}
-    if settings.get("zero_optimization", {}).get("stage") != 3 or config.kl.kind == "full":
-        return model
-    packing_of(model)  # on whole weights
-    return cut_over_ranks(model, settings, config.precision)
+    settings = None if config.kl.kind == "full" else config.deepspeed
+    with loading(settings, config.precision):
+        model = without_dropout(load_reference(path, attention)).to(device())
+    return cut_over_ranks(model, settings, config.precision) if settings and cuts_weights(settings) else model
 
 
 def start_policy(config: RLConfig, engine: Engine) -> Any:
@@ -84,7 +90,8 @@ def make_training_engine(
 ) -> Engine:
     """DeepSpeed where the run has its JSON, else plain torch; `optimizer` is a config node."""
     model = without_dropout(model).to(device())
-    packing_of(model)  # on whole weights: DeepSpeed may cut them
+    if not is_cut(model):
+        packing_of(model)  # on whole weights
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     built = build(optimizer, params=trained, lr=learning_rate)
     if not config.deepspeed:

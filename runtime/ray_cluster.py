@@ -214,8 +214,10 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
             if time.monotonic() >= end:
                 free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
                 wanted = f"{room.number} {room.what} of {_spelled(room.resources)} each"
-                raise NoCluster(f"no room for {wanted} was free in {seconds:g} s (free now: {_spelled(free)}): other "
-                                "work holds the cluster")  # fmt: skip
+                raise NoCluster(
+                    f"no room for {wanted} was given in {seconds:g} s (free now: {_spelled(free)}): other work holds "
+                    "the cluster, or it is slow to give what is free"
+                )
             await asyncio.sleep(0.1)
     except BaseException:
         release(group)

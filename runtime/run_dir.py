@@ -144,9 +144,9 @@ def model_fingerprint(path: str) -> str:
 
 
 def input_fingerprints(config: Any) -> dict[str, str]:
-    """Return a hash, of sizes, first and last MiB, of every file and model folder that the config names and that is
-    there, by path. What lies in the output directory, and logs, are no inputs."""
-    made = dataclasses.asdict(config)
+    """Return a hash, of sizes, first and last MiB, of every file and model folder that the config (or a node of one)
+    names and that is there, by path. What lies in the output directory, and logs, are no inputs."""
+    made = config if isinstance(config, dict) else dataclasses.asdict(config)
     found = {}
     for key, path in _strings(made):
         if (

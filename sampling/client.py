@@ -4,13 +4,16 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 LOOPBACK = "127.0.0.1"
 """This machine, as it is reached from itself."""
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 """What a sleeping engine lets go of, and takes again one after the other: vLLM's names for the parts of its memory."""
+
+MAX_TOP_LOGPROBS = 20
+"""What vLLM gives of a place where it is not configured otherwise."""
 
 
 class Refused(RuntimeError):
@@ -65,6 +68,7 @@ class SamplingParams:
     is_seeded: bool = False
     return_logprobs: bool = False
     stop_tokens: list[Any] = field(default_factory=list)
+    top_logprobs: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for name, is_good, need in (
@@ -83,6 +87,15 @@ class SamplingParams:
         if texts:
             raise ValueError(f"params.stop_tokens: {texts[0]!r} must be an id here")
         return list(self.stop_tokens)
+
+
+class NextTokenParams(SamplingParams):
+    """One token at temperature 1, with the log-probs of the likeliest at its place."""
+
+    top_logprobs = MAX_TOP_LOGPROBS
+
+    def __init__(self) -> None:
+        super().__init__(n=1, temperature=1.0, max_tokens=1)
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,8 @@ class Sample:
     """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`. `stop`: the
     stop string that ended it, "" where an end token or the length did; `text` ends before it, `token_ids` with it.
     `versions`: (first token, stamp) of every version of the weights that drew some, in order; empty where the engine
-    does not say."""
+    does not say. `top_logprobs`: at every place the log-probs of the likeliest tokens by id, where they were asked
+    for."""
 
     text: str
     token_ids: list[int]
@@ -115,6 +129,7 @@ class Sample:
     logprobs: list[float] | None = None
     stop: str = ""
     versions: tuple[tuple[int, str], ...] = ()
+    top_logprobs: tuple[dict[int, float], ...] = ()
 
 
 class Client(Protocol):

@@ -44,7 +44,11 @@ def write_request(
         body["stop"] = params.stop
     if params.stop_tokens:
         body["stop_token_ids"] = params.stop_token_ids
-    if params.return_logprobs:
+    if params.top_logprobs and endpoint == "completions":
+        body |= {"logprobs": params.top_logprobs, "return_tokens_as_token_ids": True}
+    elif params.top_logprobs:
+        raise BadInput("the likeliest tokens by id are read from client.endpoint=completions")
+    elif params.return_logprobs:
         body |= {"logprobs": 0} if endpoint == "completions" else {"logprobs": True, "top_logprobs": 0}
     if seed is not None:
         body["seed"] = seed
@@ -83,5 +87,19 @@ def _sample(endpoint: str, choice: dict[str, Any], params: SamplingParams) -> Sa
         logprobs = [float(row["logprob"]) for row in choice["logprobs"]["content"]]
     if logprobs is not None and len(logprobs) != len(ids):
         raise Transient(f"{len(logprobs)} log-probs of {len(ids)} tokens")
+    top: tuple[dict[int, float], ...] = ()
+    if params.top_logprobs:
+        top = tuple(_by_id(row) for row in choice["logprobs"]["top_logprobs"])
+        if len(top) != len(ids):
+            raise Transient(f"the likeliest tokens of {len(top)} places for {len(ids)} tokens")
     reason = choice.get("stop_reason")  # vLLM's: the stop string, or the id of an end token beside the main one
-    return Sample(text, ids, choice["finish_reason"], logprobs, reason if isinstance(reason, str) else "")
+    stop = reason if isinstance(reason, str) else ""
+    return Sample(text, ids, choice["finish_reason"], logprobs, stop, top_logprobs=top)
+
+
+def _by_id(row: dict[str, float]) -> dict[int, float]:
+    """Return log-probs by token id, of a place whose tokens are spelled `token_id:5`."""
+    try:
+        return {int(name.removeprefix("token_id:")): float(value) for name, value in row.items()}
+    except (AttributeError, ValueError) as error:
+        raise Transient(f"the likeliest tokens of a place cannot be read ({error})") from None

@@ -8,7 +8,8 @@ from pathlib import Path
 from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import engine_environment, numbered
 from espalier.sampling.engine_arguments import num_devices
-from espalier.sampling.engine_pool import EnginePool, engine_name
+from espalier.sampling.engine_pool import EnginePool
+from espalier.sampling.kept_engines import engine_name
 from espalier.sampling.placement import core_list, deal_gpus, share_of_cores
 
 

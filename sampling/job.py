@@ -30,12 +30,13 @@ from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import model_fingerprint, provenance, same_origin
+from espalier.runtime.run_dir import input_fingerprints, model_fingerprint, provenance, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from espalier.sampling.engine_pool import EnginePool
+from espalier.sampling.first_answers import PROBLEMS, FirstAnswers, pilot_of
 from espalier.sampling.input_checks import check_origin, check_served, check_unique
 from espalier.sampling.requests import CompletionRequests, TrajectoryRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
@@ -52,8 +53,8 @@ SERVED_VARIABLE = "ESPALIER_SERVER_MODEL"  # what a script's server was started 
 
 MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
 
-# What may differ between two runs of one file: where and how fast it is asked, not what is asked.
-HOW = ("client", "server", "engine", "max_failed_share", "tracking", "concurrency", "stall_seconds")  # two: of before
+# What may differ between two runs of one file: where and how fast it is asked, not what (the last two: of before).
+HOW = ("client", "server", "engine", "max_failed_share", "pilot", "tracking", "concurrency", "stall_seconds")
 
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
@@ -76,6 +77,8 @@ def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_mo
     """
     if not 0 <= config.max_failed_share < 1:
         raise BadInput(f"max_failed_share must be in [0, 1), got {config.max_failed_share:g}")
+    if config.pilot < 0:
+        raise BadInput(f"pilot must be at least 0 problems, got {config.pilot}")
     with exclusive(Path(config.output)):
         try:
             return _run_job(config, load_tokenizer, check_model)
@@ -97,6 +100,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if missing:
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
+    inputs |= input_fingerprints(config.search or {})
     stored = _stored_meta(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
@@ -115,20 +119,29 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if rounds is not None:
         requests = rounds.begin(requests)
     finished = finished_requests(output, requests, params.n)
-    searches = _searches(config, source, task, tokenizer, finished)
+    searches = _searches(config, source, task, tokenizer, params, finished)
     if rounds is not None:
         requests = rounds.go_on(requests, finished)
+    asked = pilot_of(requests, config.pilot, source) if config.pilot else requests
+    done = finished & {request.id for request in asked}
+    first = None
+    if isinstance(source, TrajectoryRequests) and (config.pilot or not done):
+        first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], len(requests))
+        first.see_file(output, done)  # of a pilot that was cut, or of a run before it
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
     tokens_before = _tokens_before(output, meta)
-    tally = Tally(before=len(finished))
-    if len(finished) < len(requests):
+    tally = Tally(before=len(done))
+    if len(done) < len(asked):
         if finished:
             log.info("%s: going on after %d of %d requests", output, len(finished), len(requests))
 
         def make_records(request: SampleRequest, samples: Any) -> Any:
-            return source.records(task, tokenizer, request, samples)
+            records = source.records(task, tokenizer, request, samples)
+            if first is not None:
+                first.see(records)
+            return records
 
         def on_cut(part: Tally) -> None:
             with suppress(OSError):  # a full disk has been seen already
@@ -136,22 +149,28 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
                 write_json(meta_path, {**spent, "is_complete": False})
 
         tally, engine = _sample(
-            config, params, make_records, requests, finished, tokenizer, check_model, rounds, searches, on_cut
+            config, params, make_records, asked, done, tokenizer, check_model, rounds, searches, on_cut
         )
         meta |= {"engine": engine} if engine else {}
+    if first is not None:
+        first.report()
     meta = _with_part(meta, tally, time.monotonic() - started)
-    return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started)
+    tally.before += len(finished) - len(done)
+    left = len(requests) - len(asked) - (len(finished) - len(done))
+    return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started, left)
 
 
-def _searches(config: SampleConfig, source: Any, task: Any, tokenizer: Any, finished: set[str]) -> Searches | None:
+def _searches(
+    config: SampleConfig, source: Any, task: Any, tokenizer: Any, params: SamplingParams, finished: set[str]
+) -> Searches | None:
     """Return what searches for solutions instead of sampling them, None where nothing does; trees of problems that are
-    not finished are taken off. Raises BadInput where other things than solutions of problems are asked for."""
+    not finished are taken off. Raises BadInput where other things than one solution per problem are asked for."""
     if "_target_" not in (config.search or {}):
         return None
     if not isinstance(source, TrajectoryRequests):
         raise BadInput("a search finds solutions of problems: set requests=trajectories, or search=none")
     searches: Searches = build(config.search)
-    searches.prepare(task, tokenizer, source.problems, Path(config.output), finished)
+    searches.prepare(task, tokenizer, source.problems, params, Path(config.output), finished)
     return searches
 
 
@@ -295,8 +314,15 @@ def _engine_counts(client: Client) -> dict[str, int]:
 
 
 def _finish(
-    config: SampleConfig, output: Path, tally: Tally, tokens_before: int, meta: dict[str, Any], seconds: float
+    config: SampleConfig,
+    output: Path,
+    tally: Tally,
+    tokens_before: int,
+    meta: dict[str, Any],
+    seconds: float,
+    left: int,
 ) -> int:
+    """Write what the whole output holds and the exit code; `left` requests are none of the pilot's."""
     rows = 0
     correct = unparseable = 0
     with output.open("ab+") as file:
@@ -317,9 +343,11 @@ def _finish(
     failed = write_failed(output, tally.failed)
     total = tally.before + tally.done + len(tally.failed)
     is_done = within_limit(len(tally.failed), total, config.max_failed_share)
-    write_json(output.with_suffix(".meta.json"), {**meta, "counts": counts, "is_complete": is_done})
+    write_json(output.with_suffix(".meta.json"), {**meta, "counts": counts, "is_complete": is_done and not left})
     log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
              100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
+    if left:
+        log.info("the pilot is over: the same command without pilot asks the %d other problems", left)
     if not tally.failed:
         return 0
     message = f"{len(tally.failed)} of {total} requests were refused: see {failed}"

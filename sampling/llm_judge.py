@@ -7,11 +7,11 @@ nothing else; an answer that ends otherwise, contradicts itself or was cut by it
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.data.jsonl import read_records
+from espalier.data.judge_texts import check_template, fill, last_line_says, said_lines
 from espalier.data.judgements import ORDERS, PairJudgement, StepJudgement
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import AnnotatedSolution, BadInput, PreferencePair, Trajectory
@@ -69,21 +69,6 @@ _FIRST_ERROR = re.compile(r"First error: (none|[1-9][0-9]*)")
 _STEP = re.compile(r"Step ([1-9][0-9]*): (right|wrong)")
 
 
-def _lines(response: str) -> list[str]:
-    """Return the lines that are not blank, without Markdown's bold around them."""
-    stripped = (line.strip().strip("*").strip() for line in response.split("\n"))
-    return [line for line in stripped if line]
-
-
-def last_line_says(pattern: re.Pattern[str], response: str) -> str | None:
-    """Return what the last line says; None where it does not fit, or where another line says something else."""
-    lines = _lines(response)
-    if not lines or not pattern.fullmatch(lines[-1]):
-        return None
-    said = {match.group(1) for match in map(pattern.fullmatch, lines) if match}
-    return said.pop() if len(said) == 1 else None
-
-
 def parse_verdict(response: str) -> str | None:
     """ "A", "B", "tie"; None where the answer does not end in one verdict."""
     return last_line_says(_VERDICT, response)
@@ -100,7 +85,7 @@ def parse_first_error(response: str, num_steps: int) -> int | None:
 
 def parse_each_step(response: str, num_steps: int) -> list[float] | None:
     """1 or 0 for each step; None unless the answer ends in exactly one line for each, in order."""
-    lines = _lines(response)
+    lines = said_lines(response)
     verdicts = [match for match in map(_STEP.fullmatch, lines) if match]
     tail = [match for match in map(_STEP.fullmatch, lines[-num_steps:]) if match]
     if len(verdicts) != num_steps or [int(match.group(1)) for match in tail] != list(range(1, num_steps + 1)):
@@ -108,21 +93,9 @@ def parse_each_step(response: str, num_steps: int) -> list[float] | None:
     return [float(match.group(2) == "right") for match in tail]
 
 
-def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Return the template with `{name}` replaced; what a solution says in braces stays as it is."""
-    return re.sub(r"\{(\w+)\}", lambda match: parts.get(match.group(1), match.group(0)), template)
-
-
 def chat_request(request_id: str, text: str) -> SampleRequest:
     """Return a request of one message."""
     return SampleRequest(request_id, text, [], [{"role": "user", "content": text}])
-
-
-def check_template(template: str, names: Sequence[str]) -> None:
-    """Raise BadInput where the template lacks one of the parts."""
-    missing = [name for name in names if "{" + name + "}" not in template]
-    if missing:
-        raise BadInput(f"requests.template lacks {{{missing[0]}}}: the judge would not see it")
 
 
 @dataclass(frozen=True)

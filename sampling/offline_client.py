@@ -9,6 +9,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from espalier.data.steps import Decoder, TokenRow
@@ -105,9 +106,12 @@ class OfflineClient:
             stop_token_ids=params.stop_token_ids or None,
             detokenize=has_text,
             seed=request.seed(self.seed) if params.is_seeded else None,
-            logprobs=0 if params.return_logprobs else None,
+            logprobs=params.top_logprobs if params.return_logprobs or params.top_logprobs else None,
         )
-        return [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
+        samples = [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
+        if not params.top_logprobs:
+            return samples
+        return [with_top_logprobs(one, out.logprobs) for one, out in zip(samples, answer.outputs, strict=True)]
 
     async def ask(self, prompt_ids: list[int], name: str = "", **params: Any) -> Any:
         """Return vLLM's finished output for one prompt; `params` are its own, `name` is what `drawn_so_far` calls it
@@ -217,3 +221,11 @@ class OfflineClient:
     def _text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         assert self._decode is not None
         return added_text(prompt_ids, ids, self._decode)
+
+
+def with_top_logprobs(sample: Sample, flat: Any) -> Sample:
+    """Return the sample with what vLLM's `FlatLogprobs` has of every place: the sampled token and the likeliest."""
+    spans = zip(flat.start_indices, flat.end_indices, strict=True)
+    top = [dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True)) for start, end in spans]
+    own = [row[token] for token, row in zip(sample.token_ids, top, strict=True)]
+    return replace(sample, logprobs=own, top_logprobs=tuple(top))

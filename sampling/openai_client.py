@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import openai
 
 from espalier.data.records import BadInput
+from espalier.sampling.api_keys import check_key_variable
 from espalier.sampling.budget import Budget, Charge, Prices
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.rate_limit import RateLimit, empty_for, retry_after
@@ -45,26 +45,6 @@ class _Transient(RuntimeError):
     def __init__(self, reason: str, wait: float | None = None):
         super().__init__(reason)
         self.wait = wait
-
-
-def check_key_variable(name: str) -> None:
-    """Raise BadInput unless it is the name of an environment variable; a key put there by mistake is not shown."""
-    if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name):
-        raise BadInput("client.key_variable must be the NAME of the environment variable that holds the key, such as "
-                       "OPENAI_API_KEY: what is given there is none (it is not shown, lest it be the key)")  # fmt: skip
-
-
-def refuse_key_in(config: Any, variable: str, place: str = "") -> None:
-    """Raise BadInput where the key itself stands anywhere in a config; the message names its place, not the key."""
-    key = os.environ.get(variable, "")
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            refuse_key_in(value, variable, f"{place}.{name}".lstrip("."))
-    elif isinstance(config, list | tuple):
-        for value in config:
-            refuse_key_in(value, variable, place)
-    elif isinstance(config, str) and len(key) >= 8 and key in config:
-        raise BadInput(f"{place} holds the API key: take it out, it is read from the environment ({variable}) alone")
 
 
 class OpenAIChatClient:

@@ -32,7 +32,8 @@ from espalier.sampling.child_process import numbered
 from espalier.sampling.client import ServerGone
 from espalier.sampling.engine_arguments import num_devices
 from espalier.sampling.engine_host import TOKEN_BYTES, EngineHost
-from espalier.sampling.engine_pool import EnginePool, engine_name
+from espalier.sampling.engine_pool import EnginePool
+from espalier.sampling.kept_engines import engine_name
 
 _END_SECONDS = 20.0
 _TAIL_SECONDS = 5.0

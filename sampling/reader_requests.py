@@ -11,6 +11,7 @@ from typing import Any
 
 from espalier.data.answers.short_answers import golds
 from espalier.data.jsonl import read_records
+from espalier.data.judge_texts import check_template, fill, last_line_says
 from espalier.data.reader_answers import (
     AnswerEquivalence,
     AnswerProbability,
@@ -23,7 +24,7 @@ from espalier.data.reader_prompts import read_answers
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import chat_request, check_template, fill, last_line_says
+from espalier.sampling.llm_judge import chat_request
 
 EXTRACT_PROMPT = """\
 Here are a question and a paragraph. Which answers to the question does the paragraph offer? Count also those \

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from espalier.data.records import Problem
 from espalier.data.tasks.task import Task
-from espalier.sampling.client import Client
+from espalier.sampling.client import Client, SamplingParams
 
 
 class Searches(Protocol):
@@ -17,10 +17,16 @@ class Searches(Protocol):
         """Tokens generated so far, of all that was drawn."""
 
     def prepare(
-        self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
+        self,
+        task: Task,
+        tokenizer: Any,
+        problems: Mapping[str, Problem],
+        params: SamplingParams,
+        output: Path,
+        finished: set[str],
     ) -> None:
         """Say what is asked for, and which problems have their solution in the output already. Raises BadInput where
-        the trees beside it are not theirs."""
+        the trees beside it are not theirs, and where `params` ask for several solutions per problem."""
 
     def by(self, client: Client) -> Client:
         """Return the sampler that searches; `client` draws for it."""

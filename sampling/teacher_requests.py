@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.data.jsonl import read_records
+from espalier.data.judge_texts import check_template, fill
 from espalier.data.reader_answers import WrittenText
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import chat_request, check_template, fill
+from espalier.sampling.llm_judge import chat_request
 
 log = logging.getLogger("sample")
 

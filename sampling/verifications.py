@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from espalier.data.judge_texts import check_template, fill
 from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate, encode_text
 from espalier.data.records import BadInput
 from espalier.data.solutions_to_verify import Question, questions_about, read_solutions
+from espalier.data.step_verdicts import Mismatch, StepVerdictFormat
 from espalier.data.tasks.task import Task
 from espalier.data.verification import VerifierFormat, verdict_name
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import check_template, fill
 
 TEACHER_PROMPT = """\
 Here are a problem and a solution to it, or its first steps. Check every step: calculate anew what it calculates, and \
@@ -41,7 +42,7 @@ class VerificationRequests:
     says; `template` asks the question of a labelled solution (null: the question and a newline)."""
 
     solutions: str
-    verifier: VerifierFormat
+    verifier: VerifierFormat | StepVerdictFormat
     kind: str = "trajectories"
     template: PromptTemplate | None = None
     _questions: dict[str, Question] = field(default_factory=dict, init=False, repr=False)
@@ -70,11 +71,18 @@ class VerificationRequests:
         asked = self._questions[request.id]
         records = []
         for k, sample in enumerate(samples):
-            verdict = self.verifier.read(sample.text) if sample.finish_reason == "stop" else None
-            answer = None if verdict is None else verdict_name(verdict.is_yes)
+            answer = self._answer(asked, sample.text) if sample.finish_reason == "stop" else None
             records.append(Verification(f"{request.id}/{k}", asked.id, asked.solution.problem_id, asked.digest, answer,
                                         sample.text, sample.finish_reason))  # fmt: skip
         return records
+
+    def _answer(self, asked: Question, text: str) -> str | None:
+        """Return the verdict about all that is asked: of verdicts per step, whether none is a No."""
+        if isinstance(self.verifier, StepVerdictFormat):
+            steps = self.verifier.read(text, asked.steps)
+            return None if isinstance(steps, Mismatch) else verdict_name(all(one.is_yes for one in steps))
+        verdict = self.verifier.read(text)
+        return None if verdict is None else verdict_name(verdict.is_yes)
 
     def inputs(self) -> list[str]:
         """Return the solutions."""
@@ -92,6 +100,8 @@ class TeacherRationaleRequests(VerificationRequests):
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """Return one request a question. Raises BadInput where there is none, a solution has no right answer to show,
         or the prompt lacks a part."""
+        if isinstance(self.verifier, StepVerdictFormat):
+            raise BadInput("a teacher is asked for one verdict: choose verifier@requests.verifier=solution or step")
         self._read()
         prompt = self.teacher_prompt or TEACHER_PROMPT
         check_template(prompt, ("question", "solution", "verdict_question", *(["gold"] if self.shows_gold else [])))

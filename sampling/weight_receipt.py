@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.sampling.weight_stream import Invitation, WeightReceiver, digest
+from espalier.sampling.weight_buckets import digest
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver
 
 
 class KeepsRandomState:

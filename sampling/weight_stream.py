@@ -1,220 +1,46 @@
-"""New weights on their way from a trainer to engines: tensors in buckets, over a group of processes of their own.
+"""New weights on their way from a trainer to engines: tensors in buckets, along a chain of processes.
 
-The trainer is rank 0 of a `torch.distributed` group that nothing else uses (gloo, also on GPUs), every worker of
-every engine is one rank more: engines may be on other machines, which must reach the trainer and
-one another. First goes the plan, names and shapes and dtypes; then the bytes, `BUCKET_BYTES` at a time. One bucket is
-filled while the one before is under way, and read while the next one comes: no end holds more than two (and, where a
-tensor is larger than a bucket, two of those).
+The trainer is rank 0, every worker of every engine is one rank more, and each end sends on to the next rank what it
+reads, as it comes: the trainer sends all once, however many engines there are. Engines may be on other machines,
+which must reach the trainer and one another. First goes the plan, names and shapes and dtypes; then the bytes,
+`BUCKET_BYTES` at a time. While a bucket is filled or read the one before is on its way, in the buffers of the
+connections: the trainer holds one, an engine two, that which is read and the last one. A tensor that is larger than a
+bucket is cut on its way; the end that reads it holds it whole beside them.
 
-Who listens trusts who can reach it: like NCCL and gloo themselves, it is for networks of one's own.
+Buckets of a few megabytes stay in the processor's caches from the network to the digest and the engine. A collective
+call of `torch.distributed` for each would cost more than the connection itself.
 """
 
-import ctypes
-import ipaddress
 import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed
-import xxhash
 
-from espalier.sampling.client import LOOPBACK
+from espalier.sampling.weight_buckets import BUCKET_BYTES, HeldBuckets, Kinds, Packing, Unpacking, buckets_of
+from espalier.sampling.weight_chain import GIVEN_UP, GLANCE, ChainEnd, Invitation, StreamBroken, line_of, open_door
 
 dist = cast(Any, torch.distributed)  # parts of it have no types
-BUCKET_BYTES = 4 * 2**20  # large ones come as fresh pages from the allocator each time, which costs more than to send
-_ALIGNED = 16  # bytes: any dtype may begin there
-_GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
-_GIVEN_UP = "given up"  # where the group meets
 _SENT, _BROKEN_OFF = 1, 0  # last byte of a bucket
-
-Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
-
-
-class Streamed(Protocol):
-    """Weights that come one by one, of which nobody has to hold all."""
-
-    @property
-    def kinds(self) -> Kinds:
-        """What will come, in that order."""
-
-    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return each when it is asked for; from the first one again with every call."""
+_LENGTH = 8  # bytes that say how long the plan is
+_PIECE = 2**20  # bytes that are sent on at once
 
 
-class StreamBroken(RuntimeError):
-    """Weights do not get through."""
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """Where the group meets; what every rank of it must know. `seconds`: the longest wait for the others, to join or
-    for a bucket. `key` is of this group alone."""
-
-    address: str
-    port: int
-    world_size: int
-    seconds: float
-    key: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what an engine can be sent."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor in a bucket, from byte `start`."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-    start: int
-
-    def view(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in the buffer [bytes]."""
-        size = self.shape.numel() * self.dtype.itemsize
-        return buffer[self.start : self.start + size].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """`size`: bytes, the last one of which says whether the rest is good."""
-
-    entries: list[Entry]
-    size: int
-
-
-def buckets_of(kinds: Kinds, limit: int) -> list[Bucket]:
-    """Return the buckets that hold these tensors in their order: at most `limit` bytes of tensors in each, or one."""
-    found: list[Bucket] = []
-    entries: list[Entry] = []
-    end = 0
-    for name, (shape, dtype) in kinds.items():
-        size = shape.numel() * dtype.itemsize
-        start = -(-end // _ALIGNED) * _ALIGNED
-        if entries and start + size > limit:
-            found.append(Bucket(entries, end + 1))
-            entries, start = [], 0
-        entries.append(Entry(name, shape, dtype, start))
-        end = start + size
-    return [*found, Bucket(entries, end + 1)] if entries else found
-
-
-def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None = None) -> Kinds:
-    """Return the shapes and dtypes that weights are sent in: floating-point ones in `dtype`, as an engine of that dtype
-    rounds what it reads (None: as they are); the few that some networks keep in float32 there (routers' biases) too."""
-    if isinstance(weights, Mapping):
-        kinds: Kinds = {name: (value.shape, value.dtype) for name, value in weights.items()}
-    else:
-        kinds = weights.kinds
-    return {
-        name: (shape, dtype if dtype is not None and kind.is_floating_point else kind)
-        for name, (shape, kind) in kinds.items()
-    }
-
-
-def digest(tensor: torch.Tensor) -> str:
-    """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
-    policy takes longer than all the rest of a delivery)."""
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_128_hexdigest(flat.numpy().data)
-
-
-def own_address(host: str) -> str:
-    """Return the address by which this machine is seen from `host`; that of the loopback where `host` is this machine
-    by such a name. Raises OSError where there is no way to it."""
-    family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
-        probe.connect(place)
-        found = str(probe.getsockname()[0])
-    return LOOPBACK if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
-
-
-class _End:
-    """One rank of the group."""
-
-    def __init__(self, invitation: Invitation, rank: int):
-        self.invitation, self.rank = invitation, rank
-        self._store: Any = None
-        self._group: Any = None
-        self._under_way: list[Any] = []
-
-    def _join(self, store: Any) -> None:
-        """Return when all have joined. Raises StreamBroken."""
-        invitation = self.invitation
-        self._store = store
-        try:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=invitation.seconds)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(invitation.address))]
-            prefixed = dist.PrefixStore("weights", store)
-            self._group = dist.ProcessGroupGloo(prefixed, self.rank, invitation.world_size, options)
-        except (RuntimeError, OSError) as error:
-            self.close()
-            raise StreamBroken(f"the group for weights at {invitation.address}:{invitation.port} did not come together "
-                               f"within {invitation.seconds:g} s ({_line(error)})") from None  # fmt: skip
-
-    def broadcast(self, tensor: torch.Tensor) -> Any:
-        """Start to send a tensor from rank 0 to all others, into theirs; return what `wait` waits for."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
-        try:
-            work = self._group.broadcast([tensor], options)
-        except RuntimeError as error:
-            raise StreamBroken(_line(error)) from None
-        self._under_way = [*(one for one in self._under_way if not one.is_completed()), work]
-        return work
-
-    def wait(self, work: Any) -> None:
-        """Return when it is done. Raises StreamBroken where another end is gone or given up, or the time is over."""
-        deadline = time.monotonic() + self.invitation.seconds
-        while True:
-            try:
-                work.wait(_GLANCE)
-            except RuntimeError as error:
-                if work.is_completed() and "timed out" not in str(error).lower():
-                    raise StreamBroken(_line(error)) from None
-                self._check_others()
-                if time.monotonic() > deadline:
-                    raise StreamBroken(f"nothing moved for {self.invitation.seconds:g} s") from None
-                continue
-            return
-
-    def _check_others(self) -> None:
-        """Raise StreamBroken where somebody gave this delivery up: an operation under way cannot be taken back, and the
-        others wait for it."""
-        try:
-            is_given_up = self._store.check([_GIVEN_UP])
-        except RuntimeError:
-            raise StreamBroken("the trainer is gone") from None
-        if is_given_up:
-            raise StreamBroken("another engine did not take it")
-
-    def close(self) -> None:
-        """Leave the group."""
-        if self._group is not None and not all(work.is_completed() for work in self._under_way):
-            # Its end would wait for them in C++, and a program that ends meanwhile be aborted: it is kept instead.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        self._group, self._store, self._under_way = None, None, []
-
-
-class WeightSender(_End):
+class WeightSender(ChainEnd):
     """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines."""
 
     def __init__(self, address: str, num_receivers: int, seconds: float = 120.0, bucket_bytes: int = BUCKET_BYTES):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        door = socket.create_server((address, 0), family=family)
+        door = open_door(address)
         port, key = door.getsockname()[1], secrets.token_hex(8)
         super().__init__(Invitation(address, port, num_receivers + 1, seconds, key), 0)
         self.bucket_bytes = bucket_bytes
         self._door: socket.socket | None = door
-        self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def join(self) -> None:
         """Return when all have joined. Raises StreamBroken."""
@@ -228,105 +54,142 @@ class WeightSender(_End):
         self._join(store)
 
     def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-        """Send the weights, in the order of `kinds` and rounded to its dtypes; name → digest of what was sent.
+        """Send the weights, in the order of `kinds` and rounded to its dtypes, and return when all ends have read them;
+        name → digest of what was sent.
 
         A tensor is asked for when its turn comes. Where that fails the receivers learn of it, and the error rises.
         Raises StreamBroken where one of them is gone.
         """
+        self._num_deliveries += 1
         rows = [[name, list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in kinds.items()]
         plan = json.dumps({"bucket_bytes": self.bucket_bytes, "kinds": rows}).encode()
-        self.wait(self.broadcast(torch.tensor([len(plan)])))
-        self.wait(self.broadcast(torch.frombuffer(bytearray(plan), dtype=torch.uint8)))
-        digests: dict[str, str] = {}
-        source, under_way = iter(weights), None
-        for number, bucket in enumerate(buckets_of(kinds, self.bucket_bytes)):
-            buffer = self._buffer(number % 2, bucket.size)
+        self._write(memoryview(len(plan).to_bytes(_LENGTH, "big") + plan))
+        buckets = buckets_of(kinds, self.bucket_bytes)
+        size = max((bucket.size for bucket in buckets), default=0)
+        if size > len(self._buffer):
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        packing = Packing(iter(weights))
+        for bucket in buckets:
+            buffer = self._buffer[: bucket.size]
+            buffer[-1] = _SENT
             try:
-                self._fill(buffer, bucket, source, digests)
+                for piece in packing.pieces(buffer, bucket):
+                    self._write(piece)
+            except StreamBroken:
+                raise
             except Exception:
                 buffer[-1] = _BROKEN_OFF
-                for work in filter(None, [under_way, self.broadcast(buffer)]):
-                    self.wait(work)
+                self._write(buffer[packing.num_given :].numpy().data)
                 raise
-            started = self.broadcast(buffer)
-            if under_way is not None:
-                self.wait(under_way)
-            under_way = started
-        if under_way is not None:
-            self.wait(under_way)
-        return digests
+        self._wait_for_all()
+        return packing.digests
+
+    def _wait_for_all(self) -> None:
+        ends = range(1, self.invitation.world_size)
+        sent = time.monotonic()
+        while True:
+            try:
+                self._store.wait([f"read/{self._num_deliveries}/{rank}" for rank in ends], GLANCE)
+                return
+            except (RuntimeError, AttributeError):
+                self._check_neighbour()
+                self._check_others(sent)
+
+    def _check_neighbour(self) -> None:
+        """Raise StreamBroken where the next rank has closed its connection: nothing ever comes from there."""
+        if self._behind is None:
+            raise StreamBroken("this end was closed")
+        self._behind.setblocking(False)
+        try:
+            self._behind.recv(1)
+        except BlockingIOError:
+            self._behind.settimeout(GLANCE.total_seconds())
+            return
+        except OSError:
+            pass
+        raise StreamBroken("rank 1 is gone")
 
     def give_up(self) -> None:
         """Have all who wait for the rest of a delivery end with StreamBroken, a `send` in another thread too; the group
         is of no more use."""
         if self._store is not None:
-            self._store.set(_GIVEN_UP, "")
+            self._store.set(GIVEN_UP, "")
 
     def close(self) -> None:
-        """Leave the group, or do not wait for it any more."""
+        """Leave the chain, or do not wait for it any more."""
         super().close()
         if self._door is not None:
             self._door.close()
 
-    def _buffer(self, number: int, size: int) -> torch.Tensor:
-        if len(self._buffers[number]) < size:
-            self._buffers[number] = torch.empty(size, dtype=torch.uint8)
-        return self._buffers[number][:size]
 
-    @staticmethod
-    def _fill(
-        buffer: torch.Tensor, bucket: Bucket, source: Iterator[tuple[str, torch.Tensor]], digests: dict[str, str]
-    ) -> None:
-        for entry in bucket.entries:
-            name, value = next(source)
-            if name != entry.name or value.shape != entry.shape:
-                raise ValueError(f"{name} {list(value.shape)} comes where {entry.name} {list(entry.shape)} is planned")
-            slot = entry.view(buffer)
-            slot.copy_(value.detach())
-            digests[name] = digest(slot)
-            del value  # before the next one is made
-        buffer[-1] = _SENT
-
-
-class WeightReceiver(_End):
+class WeightReceiver(ChainEnd):
     """A worker's end, which joins at once. Raises StreamBroken."""
 
     def __init__(self, invitation: Invitation, rank: int):
         super().__init__(invitation, rank)
+        self._held = HeldBuckets()
         try:
             store = dist.TCPStore(
                 invitation.address, invitation.port, is_master=False, timeout=timedelta(seconds=invitation.seconds)
             )
         except RuntimeError as error:
             raise StreamBroken(f"the trainer at {invitation.address}:{invitation.port} cannot be reached from here "
-                               f"({_line(error)})") from None  # fmt: skip
+                               f"({line_of(error)})") from None  # fmt: skip
         self._join(store)
 
     def receive(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and tensors of one delivery; a tensor may be kept. Raises StreamBroken."""
-        size = torch.zeros(1, dtype=torch.int64)
-        self.wait(self.broadcast(size))
-        packed = torch.zeros(int(size), dtype=torch.uint8)
-        self.wait(self.broadcast(packed))
-        plan = json.loads(bytes(packed.tolist()))
+        """Yield names and tensors of one delivery; a tensor may be kept. Raises StreamBroken, and leaves the chain
+        then."""
+        try:
+            yield from self._receive()
+        except StreamBroken:
+            self.close()  # its neighbours learn of it
+            raise
+
+    def _receive(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self._num_deliveries += 1
+        length, plan_bytes = bytearray(_LENGTH), bytearray()
+        self._read(memoryview(length))
+        plan_bytes = bytearray(int.from_bytes(length, "big"))
+        self._read(memoryview(plan_bytes))
+        plan = json.loads(plan_bytes)
         kinds = {name: (torch.Size(shape), getattr(torch, dtype)) for name, shape, dtype in plan["kinds"]}
         buckets = buckets_of(kinds, plan["bucket_bytes"])
-        coming = [self._expect(bucket) for bucket in buckets[:1]]
-        for number, bucket in enumerate(buckets):
-            buffer, work = coming.pop()
-            self.wait(work)
+        self._held.reserve(max((bucket.size for bucket in buckets), default=0))
+        unpacking = Unpacking()
+        for number, bucket in enumerate(buckets, start=1):
+            buffer = self._held.free(bucket.size)
+            self._read(buffer.numpy().data)
             if int(buffer[-1]) != _SENT:
                 raise StreamBroken("the trainer broke off in the middle of a delivery")
-            if number + 1 < len(buckets):
-                coming.append(self._expect(buckets[number + 1]))
-            for entry in bucket.entries:
-                yield entry.name, entry.view(buffer)
+            if number == len(buckets):
+                self._say_read()
+            found = unpacking.tensors(buffer, bucket)
             del buffer
+            yield from found
+        if not buckets:
+            self._say_read()
 
-    def _expect(self, bucket: Bucket) -> tuple[torch.Tensor, Any]:
-        buffer = torch.empty(bucket.size, dtype=torch.uint8)
-        return buffer, self.broadcast(buffer)
+    def _say_read(self) -> None:
+        try:
+            self._store.set(f"read/{self._num_deliveries}/{self.rank}", "")
+        except RuntimeError:
+            raise StreamBroken("the trainer is gone") from None
 
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    def _read(self, bytes_: memoryview) -> None:
+        """Fill it from the rank before, and send it on as it comes. Raises StreamBroken as `_write`."""
+        if self._before is None:
+            raise StreamBroken("this end has left its group")
+        moved = time.monotonic()
+        while bytes_:
+            try:
+                num = self._before.recv_into(bytes_[:_PIECE])
+            except TimeoutError:
+                self._check_others(moved)
+                continue
+            except OSError as error:
+                raise StreamBroken(f"rank {self.rank - 1} is gone ({line_of(error)})") from None
+            if num == 0:
+                raise StreamBroken(f"rank {self.rank - 1} is gone")
+            self._write(bytes_[:num])
+            bytes_, moved = bytes_[num:], time.monotonic()

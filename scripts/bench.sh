@@ -11,9 +11,10 @@
 #   bash scripts/bench.sh implicit_prm [--cells C ...] [--seeds S ...]
 #   bash scripts/bench.sh generative_verifiers [--seeds S ...]
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
-#   bash scripts/bench.sh search [accuracy] [speed] [--cells C ...] [--methods M ...] [--seeds S ...] [--problems N]
+#   bash scripts/bench.sh search [accuracy] [speed] [data] [--cells C ...] [--methods M ...] [--seeds S ...] [--problems N]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh sizes                    planned memory beside what tensors took
+#   bash scripts/bench.sh shares                   what ZeRO-3's ranks hold while networks are loaded, saved, delivered
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh road [examples] [labels] [--examples N N] [--completions N N]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit

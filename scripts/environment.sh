@@ -129,6 +129,9 @@ read_settings() {
       extra+=("prompt@task.template=${argument#*=}")
     elif [[ " $settings " == *" $key "* ]]; then
       printf -v "$key" '%s' "${argument#*=}"
+    elif [[ $key == *.pilot ]]; then
+      echo "error: a pilot ends the script: give pilot=N to scripts/process_rewards.sh" >&2
+      exit 2
     elif [[ $key == task.* ]]; then
       extra+=("$argument")
     elif [[ $key == *.* && $prefix == server && " $prefixes " == *" server "* ]]; then
@@ -153,6 +156,19 @@ pass_on() {
   for prefix in "$@"; do
     local -n given=${prefix}_settings
     if [[ $prefix == server ]]; then passed+=("${given[@]}"); else passed+=("${given[@]/#/$prefix.}"); fi
+  done
+}
+
+# unread WHY PREFIXES: end with one line where a setting with one of these prefixes was given, which no stage would read.
+unread() {
+  local why=$1 prefix
+  shift
+  for prefix in "$@"; do
+    local -n given=${prefix}_settings
+    if ((${#given[@]})); then
+      echo "error: $prefix.* does nothing $why: leave it out" >&2
+      exit 2
+    fi
   done
 }
 

@@ -16,6 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $name && -n $run ]] || { echo "error: policy=, name= and run= are needed" >&2; exit 2; }
 [[ -z $until || $until == samples ]] || { echo "error: until must be samples, got '$until'" >&2; exit 2; }
+if [[ $until == samples ]]; then unread "with until=samples" score evaluate; fi
 choose_lengths
 out=$run/evaluation/$name
 ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests.limit="$num_problems" \

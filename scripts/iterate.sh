@@ -54,6 +54,7 @@ restem)
   ;;
 *) echo "error: method must be process_dpo, dpo_positive or restem, got '$method'" >&2; exit 2 ;;
 esac
+if [[ $method != process_dpo ]]; then unread "with method=$method" complete cut prm score; fi
 choose_objective
 build=${build:-${defaults[0]}} start_from=${start_from:-${defaults[2]}}
 candidates=${candidates:-${defaults[3]}} rule=${rule:-${defaults[4]}}

@@ -18,11 +18,15 @@ set -euo pipefail
 settings="prm file run format read_as task split threshold tune_share batch_tokens samples step_values held_out_share
   engines max_length"
 prefixes="import score evaluate choose calibrate"
-prm='' file='' run='' format=processbench read_as=auto task=null split=test threshold=null tune_share=0.2
+prm='' file='' run='' format=processbench read_as=auto task='' split=test threshold=null tune_share=0.2
 batch_tokens=16384 samples='' step_values='' held_out_share=1.0 engines=0 max_length=4096
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $prm && -n $run && -n $file$samples ]] || { echo "error: prm=, run=, and file= or samples= are needed" >&2; exit 2; }
+[[ -z $step_values || -n $samples ]] || { echo "error: step_values= are read with samples=: give these too" >&2; exit 2; }
+if [[ -z $file ]]; then unread "without file=" import evaluate; fi
+if [[ -z $samples ]]; then unread "without samples=" choose calibrate; fi
+if [[ -z $step_values ]]; then unread "without step_values=" calibrate; fi
 fits import run_stage.py prm/import_steps
 fits score run_stage.py prm/score_steps
 fits evaluate run_stage.py prm/evaluate_prm_benchmarks
@@ -38,7 +42,8 @@ folders=()
 for one in "${models[@]}"; do
   own=$run/$((${#folders[@]} + 1))
   folders+=("$own")
-  how=(task="$task" stage.model="$one" stage.layout="$read_as" stage.split="$split" stage.batch_tokens="$batch_tokens")
+  how=(stage.model="$one" stage.layout="$read_as" stage.split="$split" stage.batch_tokens="$batch_tokens")
+  if [[ -n $task ]]; then how+=(task="$task"); fi
   if ((engines)); then
     how+=(client=data_parallel_engines client.num_engines="$engines" client.max_model_len="$max_length")
   fi

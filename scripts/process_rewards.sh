@@ -16,6 +16,8 @@
 #                 Under values a reward model is trained on labels of states. Under contrast a policy learns right from
 #                 wrong solutions of the same problems, in $run/prm_policy and $run/prm_other_policy: its log-ratio to the
 #                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
+# pilot=20        samples that many problems, spread over all, says how many solutions are right, cut or not to be read, with
+#                 remedies, and ends; the same command without it keeps them and goes on
 # exp=NAME        the experiment that is trained. Without: for a tiny policy the embedded task's own of conf/exp/reward (under
 #                 contrast conf/exp/dpo); for others exp/reward/step_values with the preset of the model's size
 # deepspeed=zero2 nproc=8   how it is trained: on 8 ranks; deepspeed is chosen by the size where it is not given
@@ -33,12 +35,13 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative deepspeed nproc"
+  smallest_reliability labels smallest_alternative deepspeed nproc pilot"
 prefixes="sample complete cut prm score server"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=''
 max_length='' held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
 max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 deepspeed='' nproc=1
+pilot=0
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -76,8 +79,13 @@ mkdir -p "$run"
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
 serve "$policy" "$out/server.log" "$max_length" "$sampled" "$out/completions.jsonl"
-stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
-  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}" "${sample_settings[@]}"
+sampling=("$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" requests.first="$first" \
+  requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}" "${sample_settings[@]}")
+if [[ $pilot != 0 ]]; then
+  stage pilot "${sampling[@]}" pilot="$pilot"
+  exit 0
+fi
+stage sample_trajectories "${sampling[@]}" pilot=0
 if [[ $steps == cut_points ]]; then
   stage split_steps "$python" run_stage.py -cn values/split_steps input="$sampled" output="$out/trajectories.jsonl" \
     stage.policy="$policy" stage.threshold="$cut_threshold" stage.cut_points_per_segment="$cuts_per_step"

@@ -27,6 +27,7 @@ num_iterations=40 objective=bradley_terry name=ppo deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
+if [[ -n $preferences ]]; then unread "with preferences=" sample; fi
 choose_objective
 # the experiments of the embedded task are for its tiny policies; what others are trained with is theirs to say
 if [[ $task == shopping_notes ]]; then

@@ -16,12 +16,16 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Draw:
     """`n` samples from one node: of one step each, or, where `is_whole`, of all steps to the end of the response.
-    `temperature` None: the run's."""
+    `temperature` None: the run's. `opening`: the number of first tokens of each sample that are drawn at a temperature
+    of their own, and that temperature. `depends_on_others`: how many are drawn hangs on what was drawn before, so that
+    whole responses are no completions that the state could be valued by."""
 
     node: Node
     n: int
     is_whole: bool = False
     temperature: float | None = None
+    opening: tuple[int, float] | None = None
+    depends_on_others: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.tasks.task import Task
+from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
-from espalier.search.scorers.scorer import Scorer
+from espalier.search.scorers.scorer import HoldsNetworks, Scorer
 from espalier.search.tree import Node, Tree
 
 
@@ -51,9 +52,19 @@ class Search:
         self._thread = ThreadPoolExecutor(1, "grading")
 
     def prepare(
-        self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
+        self,
+        task: Task,
+        tokenizer: Any,
+        problems: Mapping[str, Problem],
+        params: SamplingParams,
+        output: Path,
+        finished: set[str],
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, on a scorer whose
+        tokenizer is another one, and where several solutions per problem are asked for."""
+        check_one_solution(params)
+        for path in self.scorer.models() if isinstance(self.scorer, HoldsNetworks) else ():
+            check_same_tokenizer(tokenizer, path, "scorer")
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
         self.trees = trees_path(output)
         keep_trees(self.trees, finished)
@@ -88,10 +99,7 @@ class Search:
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
         scoring raise."""
-        if params.n != 1:
-            raise BadInput(
-                f"a search answers with one solution (its tree holds the others): set params.n=1, got {params.n}"
-            )
+        check_one_solution(params)
         problem = self.problems[request.problem_id]
         tree = Tree(
             problem,
@@ -104,7 +112,7 @@ class Search:
         expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
         found = await search_tree(self.method, tree, expander, self.scorer, self.budget, self._thread)
         self._count(tree, expander)
-        names = (type(self.method).__name__, type(self.scorer).__name__)
+        names = (type(self.method).__name__, type(getattr(self.scorer, "reward", self.scorer)).__name__)
         ends = asyncio.get_running_loop().run_in_executor(
             self._thread, tree.record, found.chosen, *names, found.is_cut, found.seconds
         )
@@ -139,9 +147,19 @@ def sample_of(node: Node) -> Sample:
     return Sample(node.response(), ids, node.ending or "length", logprobs if is_whole else None, node.stop)
 
 
+def check_one_solution(params: SamplingParams) -> None:
+    """Raise BadInput where several solutions per problem are asked for: whoever reads trees takes one per problem, and
+    names its responses by the problem."""
+    if params.n != 1:
+        raise BadInput(f"params.n={params.n}: a search draws as many samples as search.method says and answers each "
+                       "problem with one of them: set params.n=1 (run_stage.py -cn values/list_responses lists all "
+                       "responses of its trees; another seed= and output= is another search)")  # fmt: skip
+
+
 def trees_path(output: Path) -> Path:
     """Return the file of the trees beside that of the solutions."""
-    return output.with_suffix(".trees.jsonl")
+    is_suffix = output.suffix == ".jsonl"  # of beam0.5 and beam0.7 the number is none
+    return output.with_suffix(".trees.jsonl") if is_suffix else output.with_name(output.name + ".trees.jsonl")
 
 
 def keep_trees(path: Path, finished: Set[str]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
 from espalier.data.tasks.task import Task
 from espalier.data.token_text import TokenText, read_tokens, steps_on_tokens
@@ -77,7 +78,8 @@ class Expander:
         drawn = list(await asyncio.gather(*map(self._draw, draws)))
         if all(end.is_finished for draw, ends in zip(draws, drawn, strict=True) if draw.is_whole for end in ends):
             for draw, ends in zip(draws, drawn, strict=True):
-                if draw.is_whole and draw.temperature is None and not draw.node.is_finished:
+                is_policy = draw.temperature is None and draw.opening is None and not draw.depends_on_others
+                if draw.is_whole and is_policy and not draw.node.is_finished:
                     draw.node.completions += ends
         return drawn
 
@@ -85,24 +87,25 @@ class Expander:
         if draw.node.is_finished:
             return [draw.node] * draw.n
         if not draw.is_whole:
-            return await self._steps(draw.node, draw.n, draw.temperature)
-        if not self.is_stepwise:
+            return await self._steps(draw)
+        if not self.is_stepwise and draw.opening is None:
             samples = await self._ask(draw.node, _NOTHING, draw.n, draw.temperature, "", 0)
             return [self._whole(draw.node, _NOTHING.and_then(sample)) for sample in samples]
-        first = await self._steps(draw.node, draw.n, draw.temperature)
+        first = await self._steps(draw)
         return list(await asyncio.gather(*(self._to_the_end(node, draw.temperature) for node in first)))
 
     async def _to_the_end(self, node: Node, temperature: float | None) -> Node:
         while not node.is_finished and not self.is_cut():
-            (node,) = await self._steps(node, 1, temperature)
+            (node,) = await self._steps(Draw(node, 1, temperature=temperature))
         self.has_cut = self.has_cut or not node.is_finished
         return node
 
-    async def _steps(self, node: Node, n: int, temperature: float | None) -> list[Node]:
-        """Return the ends of one step of each of `n` samples."""
-        samples = await self._ask(node, _NOTHING, n, temperature, self.cuts.step_stop, self.cuts.step_tokens)
+    async def _steps(self, draw: Draw) -> list[Node]:
+        """Return the ends of one step of each sample of a draw."""
+        num, temperature = draw.opening or (self.cuts.step_tokens, draw.temperature)
+        samples = await self._ask(draw.node, _NOTHING, draw.n, temperature, self.cuts.step_stop, num)
         begun = [_NOTHING.and_then(sample) for sample in samples]
-        return list(await asyncio.gather(*(self._to_border(node, one, temperature) for one in begun)))
+        return list(await asyncio.gather(*(self._to_border(draw.node, one, draw.temperature) for one in begun)))
 
     async def _to_border(self, node: Node, begun: _Begun, temperature: float | None) -> Node:
         while True:
@@ -180,7 +183,8 @@ class Expander:
     async def _ask(
         self, node: Node, begun: _Begun, n: int, temperature: float | None, step_stop: str, step_tokens: int
     ) -> list[Sample]:
-        """Return samples behind a node and what was begun there; the tree pays for their tokens."""
+        """Return samples behind a node and what was begun there; the tree pays for their tokens. Raises BadInput where
+        the sampler gives no token ids."""
         ids = [*self.request.prompt_ids, *node.response_ids(), *begun.ids]
         room = max(1, self._room(node, begun))
         stops = [*self.params.stop, *([step_stop] if step_stop and step_stop not in self.params.stop else [])]
@@ -195,5 +199,8 @@ class Expander:
         self.num_requests += 1
         self.prompt_tokens += len(ids)
         samples = await self.client.sample(SampleRequest(name, "", ids, problem_id=self.request.problem_id), params)
+        if not all(sample.token_ids for sample in samples):
+            raise BadInput("the sampler gives no token ids, of which a search is made (a chat API has none): ask a "
+                           "vLLM server or engines (client=vllm, offline, data_parallel_engines)")  # fmt: skip
         node.tree.num_tokens += sum(len(sample.token_ids) for sample in samples)
         return samples

@@ -41,8 +41,8 @@ hypothesis.settings.load_profile("same")
 
 
 # Files with tests that ask `real_server`, one after the other: some change its weights, some count its tokens.
-_ONE_SERVER = ("test_judging.py", "test_live_engine.py", "test_partial_block_cache_engine.py", "test_pipeline.py",
-               "test_server.py", "test_vllm_client.py")  # fmt: skip
+_ONE_SERVER = ("test_asking.py", "test_judging.py", "test_live_engine.py", "test_partial_block_cache_engine.py",
+               "test_pipeline.py", "test_server.py", "test_vllm_client.py")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -180,8 +180,8 @@ def load(
 ) -> TrainState:
     """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
 
-    `on_any_ranks`: the engine's state is the same on every rank. Other ranks than those that wrote it then go on with
-    random states of theirs, which dropout alone reads. Raises BadCheckpoint where there is nothing to load, or where
+    `on_any_ranks`: the engine takes a state that other ranks wrote. Ranks go on with random states of those, which
+    dropout alone reads. Raises BadCheckpoint where there is nothing to load, or where
     the examples or (else) the number of ranks are not those of the checkpoint.
     """
     folder = from_main_rank(lambda: select(run, wanted, best))
@@ -193,7 +193,7 @@ def load(
         num_ranks = json.loads((folder / "state.json").read_text())["num_ranks"]
         if num_ranks != world_size() and not on_any_ranks:
             raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again "
-                                "(deepspeed=none alone resumes on any number)")  # fmt: skip
+                                "(main.py and tensor parallelism go on on no other number)")  # fmt: skip
         engine.load_state(folder)
         load_random_state(folder / f"random-{rank() % num_ranks}.json")
     barrier()

@@ -11,19 +11,21 @@ stays.
 """
 
 import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from espalier.models.in_parts import is_part, loaded_in_parts
+from espalier.models.packing_check import packing_of
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
+from espalier.training.deepspeed_checkpoint import TAG, for_any_ranks, num_ranks_of
+from espalier.training.deepspeed_library import library
 from espalier.training.engine import BadCheckpoint, autocast, named_weights
 from espalier.training.shards import GatheredWeights, Shards
-
-TAG = "deepspeed"
 
 
 class BadSettings(ValueError):
@@ -58,7 +60,10 @@ def check_head_is_whole(model: Any) -> None:
 class DeepSpeedEngine:
     """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` of one step on one rank."""
 
-    is_same_everywhere = False
+    @property
+    def resumes_on_any_ranks(self) -> bool:
+        """What tensor parallelism cuts stays with as many ranks."""
+        return not self.is_tensor_parallel
 
     def __init__(
         self,
@@ -71,12 +76,7 @@ class DeepSpeedEngine:
         max_grad_norm: float,
         precision: str,
     ):
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-        import deepspeed
-        from deepspeed.runtime.zero.utils import ZeRORuntimeException
-
-        # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed = library()
         self.device = device()
         run_settings = {
             "train_micro_batch_size_per_gpu": micro_batch_size,
@@ -88,7 +88,7 @@ class DeepSpeedEngine:
             self.model, self.optimizer, _, _ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config={**settings, **run_settings}
             )
-        except (ValueError, ZeRORuntimeException) as error:
+        except (ValueError, deepspeed.runtime.zero.utils.ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
         limit_all_groups()
         self.is_tensor_parallel = tensor_parallel_size(settings) > 1
@@ -97,6 +97,7 @@ class DeepSpeedEngine:
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        packing_of(self.model)  # where weights are cut all ranks measure it now, with weights that are gathered
         self.start_step(num_micro_batches)
 
     def start_step(self, num_micro_batches: int) -> None:
@@ -129,9 +130,7 @@ class DeepSpeedEngine:
     @cached_property
     def shards(self) -> Shards | None:
         """What ZeRO-3 cuts over the ranks; None where every rank holds all weights."""
-        import deepspeed
-
-        return Shards(self.model.module, deepspeed.zero.GatheredParameters) if self.zero_stage == 3 else None
+        return Shards(self.model.module, library().zero.GatheredParameters) if self.zero_stage == 3 else None
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """Return the model's own, on rank 0 alone; not where they are `shards`."""
@@ -173,8 +172,6 @@ class DeepSpeedEngine:
         """Once all micro-batches have gone backward: DeepSpeed keeps its sums of gradients to itself, but leaves a step
         out, and all moments as they are, where their norm is not a number; so a gradient is made that, or, where
         gradients are offloaded and measured on their way to the CPU, their norms are."""
-        from deepspeed.utils import safe_set_full_grad
-
         if not self.model.is_gradient_accumulation_boundary():
             raise RuntimeError("with DeepSpeed only a whole step can be left out")
         if self.zero_stage == 0:
@@ -186,7 +183,7 @@ class DeepSpeedEngine:
         else:
             first = next(parameter for parameter in self.model.module.parameters() if parameter.requires_grad)
             shape = getattr(first, "ds_shape", first.shape)
-            safe_set_full_grad(first, torch.full(shape, float("nan"), device=self.device))
+            library().utils.safe_set_full_grad(first, torch.full(shape, float("nan"), device=self.device))
         self.model.step()
         if self.model.was_step_applied():
             raise RuntimeError("DeepSpeed took a step that was to be left out")
@@ -196,61 +193,80 @@ class DeepSpeedEngine:
         self.model.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self.has_frozen)
 
     def load_state(self, folder: Path) -> None:
-        """Load what `save_state` wrote on as many ranks. Raises BadCheckpoint where DeepSpeed finds nothing there."""
+        """Load what `save_state` wrote, on any number of ranks. Raises BadCheckpoint where DeepSpeed finds nothing
+        there, and on other ranks where there is more to restore than DeepSpeed then does: parameters, and AdamW's two
+        moments of them."""
+        if num_ranks_of(folder) in (0, world_size()):
+            self._load(folder)
+            return
+        module, held = self.model.module, self.optimizer.optimizer
+        more = sorted(module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False)).keys())
+        if not isinstance(held, torch.optim.Adam) or any(group.get("amsgrad") for group in held.param_groups):
+            more.append(f"the state of {type(held).__name__}")
+        if more:
+            raise BadCheckpoint(f"{folder} was written by {num_ranks_of(folder)} ranks, and {more[0]} cannot go on on "
+                                f"{world_size()}: start as many again")  # fmt: skip
+        config = self.model._config
+        config.load_universal_checkpoint = True
+        try:
+            with for_any_ranks(folder) as made:
+                self._load(made)
+        finally:
+            config.load_universal_checkpoint = False
+
+    def _load(self, folder: Path) -> None:
         loaded, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
         if loaded is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
 
 
+def cuts_weights(settings: Mapping[str, Any] | None) -> bool:
+    """Say whether DeepSpeed's JSON cuts the weights over the ranks: ZeRO stage 3."""
+    return bool((settings or {}).get("zero_optimization", {}).get("stage") == 3)
+
+
+def loading(settings: Mapping[str, Any] | None, precision: str = "") -> AbstractContextManager[None]:
+    """Have networks that are loaded within cut over the ranks, weight by weight, where `settings` cut weights; on every
+    rank. `precision` of a network that is only read: in bf16 its linear layers are held so."""
+    if not cuts_weights(settings):
+        return contextlib.nullcontext()
+    deepspeed, first = library(), list[Any]()
+
+    def cut(parameter: Any) -> None:
+        if first:
+            first[0].convert_to_zero_parameters(param_list=[parameter])
+            return
+        holder = torch.nn.Module()
+        holder._parameters["weight"] = parameter  # without the hook that called this
+        deepspeed.zero.Init(holder, config_dict_or_path=_read_only(settings or {}))
+        limit_all_groups()
+        first.append(parameter)
+
+    return loaded_in_parts(cut, is_half=precision == "bf16")
+
+
+def _read_only(settings: Mapping[str, Any]) -> dict[str, Any]:
+    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
+    own = {"train_micro_batch_size_per_gpu": 1, "steps_per_print": settings.get("steps_per_print", 10)}
+    return {**own, "zero_optimization": zero}
+
+
 def cut_over_ranks(model: Any, settings: Mapping[str, Any], precision: str) -> Any:
     """Return a model that is only read, with its weights cut over the ranks as `settings` (ZeRO-3) say: each layer is
     gathered as it is used, so that every rank has to make as many passes. Its optimizer settings are left out."""
-    import deepspeed
-
-    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
-    own = {"train_micro_batch_size_per_gpu": 1, "steps_per_print": settings.get("steps_per_print", 10)}
-    read = {**own, "zero_optimization": zero, "torch_autocast": _autocast(precision)}
-    engine = deepspeed.initialize(model=model, config=read)[0]
+    read = {**_read_only(settings), "torch_autocast": _autocast(precision)}
+    engine = library().initialize(model=model, config=read)[0]
     limit_all_groups()
+    packing_of(engine)  # which every rank measures now, with weights that are gathered
     return engine
+
+
+def whole_weights(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Have these weights whole within, on every rank, whether ZeRO-3 cuts them or not; not to be written to."""
+    cut = [tensor for tensor in tensors if is_part(tensor)]
+    return library().zero.GatheredParameters(cut) if cut else contextlib.nullcontext()
 
 
 def _autocast(precision: str) -> dict[str, Any]:
     """DeepSpeed switches autocast of the caller's off."""
     return {"enabled": precision == "bf16", "dtype": "bfloat16", "lower_precision_safe_modules": []}
-
-
-def is_deepspeed_checkpoint(folder: Path) -> bool:
-    """Say whether `DeepSpeedEngine.save_state` wrote it."""
-    return (folder / TAG).is_dir()
-
-
-def full_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """Return the float32 weights of a checkpoint of any ZeRO stage and any number of ranks, put together on the CPU.
-
-    `shapes` are those of the whole model's weights. DeepSpeed's files are pickles: check the folder's manifest before.
-    """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    parts = sorted((folder / TAG).glob("mp_rank_*_model_states.pt"))
-    is_sharded = bool(list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")))
-    if len(parts) > 1 or not is_sharded:  # every data rank holds all of its part: tensor parallelism, or stage 0
-        stored = [_stored_module(path, is_sharded) for path in parts]
-        return {name: _joined([part[name] for part in stored], shapes.get(name)) for name in stored[0]}
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), contextlib.redirect_stderr(no):
-        return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG))
-
-
-def _stored_module(path: Path, is_sharded: bool) -> dict[str, torch.Tensor]:
-    """Return the weights in one of DeepSpeed's files; with ZeRO it also holds objects of DeepSpeed's own."""
-    return dict(torch.load(path, map_location="cpu", weights_only=not is_sharded)["module"])
-
-
-def _joined(parts: list[torch.Tensor], shape: torch.Size | None) -> torch.Tensor:
-    """Return a weight from the parts of the tensor-parallel ranks: the one dimension that is shorter than in
-    `shape`."""
-    if shape is None or parts[0].shape == shape:
-        return parts[0]
-    short = [place for place, (mine, whole) in enumerate(zip(parts[0].shape, shape, strict=True)) if mine != whole]
-    return torch.cat(parts, dim=short[0])

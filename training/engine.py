@@ -46,8 +46,10 @@ class Engine(Protocol):
 
     model: Any
     device: torch.device
-    is_same_everywhere: bool
-    """whether every rank holds the same state, from which any number of ranks can go on"""
+
+    @property
+    def resumes_on_any_ranks(self) -> bool:
+        """Whether other ranks than those that wrote a state can go on from it."""
 
     @property
     def shards(self) -> "Shards | None":
@@ -89,7 +91,7 @@ class TorchEngine:
     """
 
     shards = None
-    is_same_everywhere = True
+    resumes_on_any_ranks = True
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
         self.model = model

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +34,7 @@ from espalier.training.guards import without_unread
 
 log = logging.getLogger("train")
 _WAIT_SECONDS = 3600.0  # for another run that tokenises the same file
+_TOKENIZER = ("config.json", "tokenizer*", "chat_template*", "special_tokens_map.json", "*.model", "vocab*", "merges*")
 
 
 def stored_examples(node: Any, tokenizer: Any) -> StoredExamples:
@@ -65,6 +66,14 @@ def cache_folder() -> Path:
 def _plain(node: Any) -> dict[str, Any]:
     plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     return dict(plain)  # type: ignore[arg-type]
+
+
+def files_read(nodes: Sequence[Any], model: str) -> list[str]:
+    """Return the files that the examples of config nodes are made of, by the model folder's tokenizer; the model's
+    config among them."""
+    paths = [path for node in nodes if node for path in _paths(_plain(node))]
+    own = [str(path) for name in _TOKENIZER for path in sorted(Path(model).glob(name)) if path.is_file()]
+    return list(dict.fromkeys([*paths, *own]))
 
 
 def _paths(settings: Mapping[str, Any]) -> list[str]:
@@ -178,11 +187,14 @@ def _tokenizer_parts(tokenizer: Any) -> list[Any]:
         own.pop("truncation", None)
     else:
         own = sorted(tokenizer.get_vocab().items())
-    file = str(getattr(tokenizer, "vocab_file", None) or "")
+    own_file, folder = str(getattr(tokenizer, "vocab_file", None) or ""), str(tokenizer.name_or_path)
+    files = [Path(own_file)] if own_file else []
+    if backend is None:  # merges are in no vocabulary
+        files += [Path(folder, name) for name in tokenizer.vocab_files_names.values()]
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     settings = {key: value for key, value in tokenizer.init_kwargs.items()
                 if isinstance(value, bool) and "local" not in key}  # fmt: skip
-    pieces = file_sha256(file) if Path(file).is_file() else ""
+    pieces = [file_sha256(file) for file in files if file.is_file()]
     return [type(tokenizer).__name__, own, pieces, special, settings, str(tokenizer.chat_template)]
 
 

@@ -30,10 +30,10 @@ from espalier.models.load import load_tokenizer
 from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limits
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.example_cache import stored_examples
+from espalier.training.example_cache import files_read, stored_examples
 from espalier.training.guards import check_amount, check_held_out, check_limits, check_margins, check_targets
 from espalier.training.loop import is_due
-from espalier.training.memory_of_run import check_memory_gib, explain_memory, train_setup
+from espalier.training.memory_of_run import check_memory_gib, explain_memory, micro_batch_of, train_setup
 from espalier.training.memory_plan import Work, work_of
 from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
@@ -81,9 +81,8 @@ class Explain:
         return experiment_config(self.experiment, self.overrides)
 
     def inputs(self) -> list[str]:
-        """Return the files of examples."""
-        nodes = [self.config.examples, self.config.eval_examples]
-        return list(dict.fromkeys(str(node["path"]) for node in nodes if node and node.get("path")))
+        """Return the files of examples and of the tokenizer, and the model's config."""
+        return files_read([self.config.examples, self.config.eval_examples], self.config.model["path"])
 
     def run(self, input_path: str, context: Context) -> dict[str, Any]:
         """Return one JSON document, and log a line for each part of it. Raises BadInput where an input is given."""
@@ -124,7 +123,7 @@ class Explain:
         work = largest_work(loaders, counted, layout)
         summary["memory"] = explain_memory(
             lambda is_gpu: train_setup(config, work, self.num_ranks, num_read, is_gpu),
-            config.update.micro_batch_size,
+            micro_batch_of(config.update, int(examples.facts["computed_tokens"].max())),
             self.memory_gib,
         )
         context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])

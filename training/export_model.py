@@ -22,7 +22,7 @@ from espalier.models.quantised import round_weights
 from espalier.runtime.entrypoint import build
 from espalier.runtime.manifest import write_folder
 from espalier.training.checkpoint import Best, read_state, select
-from espalier.training.deepspeed_engine import full_weights, is_deepspeed_checkpoint
+from espalier.training.deepspeed_checkpoint import full_weights, is_deepspeed_checkpoint
 from espalier.training.engine import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -83,8 +83,8 @@ class Loop:
         """
         config, max_steps = self.config, self.max_steps
         self.data = fingerprint_of(self.loader.examples)
-        wanted, is_same = config.checkpoints.resume, self.engine.is_same_everywhere
-        state = checkpoint.load(self.run_dir, self.engine, self.data, wanted, self.best, is_same)
+        wanted, on_any_ranks = config.checkpoints.resume, self.engine.resumes_on_any_ranks
+        state = checkpoint.load(self.run_dir, self.engine, self.data, wanted, self.best, on_any_ranks)
         first, self.num_skipped = state.step, state.num_skipped
         if first > max_steps:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")

@@ -14,16 +14,24 @@ from espalier.data.examples.example_view import of_each_kind, token_text, view
 from espalier.data.examples.stored_examples import StoredExamples, column_of, longest_of
 from espalier.data.seen_responses import write_training_responses
 from espalier.data.training_problems import write_training_problems
+from espalier.models.in_parts import whole_shape
 from espalier.models.load import is_reward_model
 from espalier.models.lora import merge_adapter, write_bits
-from espalier.models.packing_check import choose_layout, packing_of
+from espalier.models.packing_check import choose_layout, is_cut, packing_of
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import device, is_main_rank, rank, world_size
 from espalier.runtime.entrypoint import build
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
+from espalier.training.deepspeed_engine import (
+    BadSettings,
+    DeepSpeedEngine,
+    cut_over_ranks,
+    cuts_weights,
+    loading,
+    tensor_parallel_size,
+)
 from espalier.training.engine import Engine, TorchEngine
 from espalier.training.example_cache import stored_examples
 from espalier.training.guards import (
@@ -119,16 +127,20 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
 
 def make_model(config: TrainConfig) -> Any:
     """Return the model, with adapters where the config has them. How its rows may be computed together is measured
-    here, on whole weights of full precision: before adapters round them, or an engine cuts them. Raises BadSettings
-    where adapters of a body are asked for that is frozen."""
+    here, on weights of full precision, before adapters round them; by the engine where weights are cut. Raises
+    BadSettings where adapters of a body are asked for that is frozen."""
     if config.lora and config.model.get("trains", "all") != "all":
         raise BadSettings(
             "adapters train the body, and model.trains=head freezes it: set lora=none or model.trains=all"
         )
-    model = build(config.model)
+    # The magnitudes of DoRA are made of whole weights.
+    is_whole = bool(config.lora and config.lora.get("is_dora"))
+    with loading(None if is_whole else config.deepspeed):
+        model = build(config.model)
     if not (config.lora and config.lora.get("bits")):
         model = model.to(device())
-    packing_of(model)
+    if not is_cut(model):
+        packing_of(model)
     return (build(config.lora).wrap(model) if config.lora else model).to(device())
 
 
@@ -149,7 +161,7 @@ def make_loop(
     loader = make_loader(config, examples)
     eval_loader = make_loader(config, eval_examples) if eval_examples else None
     model = make_model(config)
-    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    numbers = [(whole_shape(parameter).numel(), parameter.requires_grad) for parameter in model.parameters()]
     engine = make_engine(config, model)
     objective = make_objective(config, engine.model)
     longest = longest_of(examples, eval_examples)
@@ -165,7 +177,11 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
     node = config.objective
     reference = node.get("reference")
     if not config.lora or not reference or reference.get("path") != config.model["path"]:
-        return build(node)
+        with loading(config.deepspeed, config.precision):
+            objective = build(node)
+        if reference and cuts_weights(config.deepspeed):
+            objective.reference = cut_over_ranks(objective.reference, config.deepspeed, config.precision)
+        return objective
     objective = build({**node, "reference": None})
     objective.reference = PolicyWithoutAdapters(policy)
     return objective

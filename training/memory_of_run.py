@@ -47,7 +47,7 @@ def shape_of(config: Any, parameters: int, outputs: int = 0) -> Shape:
     """Read the shape of a network off transformers' config. Raises NoPlan where it does not say one, and of a mixture
     of experts, whose passes are no decoder's."""
     text = config.get_text_config()
-    if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
+    if any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise NoPlan(f"no memory plan of a {config.model_type} network: it is a mixture of experts")
     try:
         heads, hidden, vocabulary = int(text.num_attention_heads), int(text.hidden_size), int(text.vocab_size)
@@ -110,6 +110,12 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
     }
 
 
+def numbers_of_reference(shape: Shape, precision: str) -> int:
+    """Return how many float32 numbers take the room of a frozen network that ZeRO-3 cuts: in bf16 all but its
+    embeddings is held in halves."""
+    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if precision == "bf16" else shape.parameters
+
+
 def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float, is_gpu: bool) -> Setup:
     """Return how `trainer_base_ds_mul.py` would compute the largest pass of a run that reads `num_read` times as many
     examples as there are. Raises NoPlan where there is none."""
@@ -118,15 +124,40 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
     reference = config.objective.get("reference")
     is_online = config.reference_logprobs == "online" or (config.reference_logprobs == "auto" and num_read <= 1)
     has_reference = reference and is_online and not (config.lora and reference.get("path") == config.model["path"])
+    is_cut = cutting_of(config.deepspeed, num_ranks, is_gpu)["stage"] == 3
+    read = of_node(reference).shape if has_reference else None
     return Setup(
         (of_node(config.model, config.lora),),
         work,
-        frozen=of_node(reference).shape.parameters if has_reference else 0,
+        frozen=read.parameters if read is not None and not is_cut else 0,
+        frozen_cut=numbers_of_reference(read, config.precision) if read is not None and is_cut else 0,
         is_bf16=config.precision == "bf16",
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
     )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """How the largest pass is cut: `size` rows, or, with `is_tokens`, at most so many tokens, which hold a row of at
+    least `least`."""
+
+    size: int
+    is_tokens: bool = False
+    least: int = 1
+
+    @property
+    def setting(self) -> str:
+        """What a smaller one is set by: a budget of tokens takes the place of rows."""
+        return "update.micro_batch_tokens" if self.is_tokens else "update.micro_batch_size"
+
+
+def micro_batch_of(update: Any, longest: int) -> MicroBatch:
+    """Return how a run with these settings of `update` cuts its passes; `longest`: tokens of its longest row."""
+    if update.micro_batch_tokens:
+        return MicroBatch(update.micro_batch_tokens, True, longest)
+    return MicroBatch(update.micro_batch_size)
 
 
 @dataclass(frozen=True)
@@ -137,20 +168,20 @@ class Change:
     setup: Setup
 
 
-def changes(setup: Setup, size: int) -> Iterator[Change]:
-    """Yield what may be set, the cheapest first, each on top of `setup`; `size`: of its micro-batches, in rows."""
+def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
+    """Yield what may be set, the cheapest first, each on top of `setup`; `batch`: its micro-batches."""
     if not setup.is_bf16:
         yield Change("precision=bf16", replace(setup, is_bf16=True))
     if not setup.has_checkpointing:
         yield Change("model.gradient_checkpointing=true", replace(setup, has_checkpointing=True))
-    rows = size // 2
-    while rows >= 1:
-        work, share = setup.work, rows / size
+    work, size = setup.work, batch.size // 2
+    while size >= max(1, batch.least):
+        share = min(1.0, size / (min(batch.size, work.tokens) if batch.is_tokens else batch.size))
         tokens, reads, keys, pairs = (int(share * count) for count in (work.tokens, work.reads, work.copied_keys,
                                                                        work.pairs))  # fmt: skip
         smaller = Work(tokens, reads, keys, pairs, max(2, work.passes))
-        yield Change(f"update.micro_batch_size={rows}", replace(setup, work=smaller))
-        rows //= 2
+        yield Change(f"{batch.setting}={size}", replace(setup, work=smaller))
+        size //= 2
     bucket = setup.bucket if setup.has_deepspeed else 50_000_000
     for name, stage, is_offloaded in (("zero2", 2, False), ("zero3", 3, False), ("zero2_offload", 2, True),
                                       ("zero3_offload", 3, True)):  # fmt: skip
@@ -168,7 +199,8 @@ def with_adapters(setup: Setup, rank: int = 16) -> Setup:
     sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.mlp)
     trained = rank * shape.layers * sides
     adapted = Network(replace(shape, parameters=policy.shape.parameters + trained), trained)
-    return replace(setup, networks=(adapted, *setup.networks[1:]), frozen=max(0, setup.frozen - shape.parameters))
+    return replace(setup, networks=(adapted, *setup.networks[1:]), frozen=max(0, setup.frozen - shape.parameters),
+                   frozen_cut=0)  # fmt: skip
 
 
 def fits(setup: Setup, limit: int) -> bool:
@@ -176,16 +208,16 @@ def fits(setup: Setup, limit: int) -> bool:
     return memory_plan(setup).peak.bytes <= limit
 
 
-def smallest_change(setup: Setup, size: int, limit: int) -> list[str]:
+def smallest_change(setup: Setup, batch: MicroBatch, limit: int) -> list[str]:
     """Return the settings that make a run fit; none where nothing here does."""
-    for change in changes(setup, size):
+    for change in changes(setup, batch):
         if fits(change.setup, limit):
             return [change.setting]
     if setup.networks[0].is_whole and fits(with_adapters(setup), limit):
         return ["lora=lora"]
     chosen: dict[str, str] = {}  # on top of one another: of each kind the first that is enough, else the strongest
-    for kind in dict.fromkeys(change.setting.partition("=")[0] for change in changes(setup, size)):
-        of_kind = [change for change in changes(setup, size) if change.setting.startswith(f"{kind}=")]
+    for kind in dict.fromkeys(change.setting.partition("=")[0] for change in changes(setup, batch)):
+        of_kind = [change for change in changes(setup, batch) if change.setting.startswith(f"{kind}=")]
         taken = next((change for change in of_kind if fits(change.setup, limit)), of_kind[-1])
         chosen[kind], setup = taken.setting, taken.setup
         if fits(setup, limit):
@@ -209,13 +241,13 @@ def _parts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
 
 
-def check_memory_plan(setup: Setup, size: int, limit: int) -> Plan:
-    """Return the plan of a run whose micro-batches have `size` rows. Raises BadInput where it needs more than `limit`
+def check_memory_plan(setup: Setup, batch: MicroBatch, limit: int) -> Plan:
+    """Return the plan of a run with micro-batches as `batch` says. Raises BadInput where it needs more than `limit`
     bytes (0: unknown), with the smallest change that makes it fit."""
     plan = memory_plan(setup)
     if not limit or plan.peak.bytes <= limit:
         return plan
-    wanted = smallest_change(setup, size, limit)
+    wanted = smallest_change(setup, batch, limit)
     remedy = f"set {' '.join(wanted)}" if wanted else "take more ranks, a larger device or a smaller network"
     raise BadInput(f"a rank needs {plan.peak.bytes / GIB:.2f} GiB in the {plan.peak.name} "
                    f"({_parts(plan.peak.parts)}), and has {limit / GIB:.2f}: {remedy}")  # fmt: skip
@@ -227,7 +259,7 @@ def check_memory_gib(memory_gib: float) -> None:
         raise BadInput(f"stage.memory_gib must be at least 0 (0: the GPU that is here), got {memory_gib:g}")
 
 
-def explain_memory(setup_of: Callable[[bool], Setup], size: int, memory_gib: float) -> dict[str, Any] | None:
+def explain_memory(setup_of: Callable[[bool], Setup], batch: MicroBatch, memory_gib: float) -> dict[str, Any] | None:
     """Return the memory of a run as a document, and log it. `setup_of` gets whether it computes on a GPU, of which
     `memory_gib` says the size (0: the one that is here, else it computes on a CPU). None, with a line that says why,
     where a network has no plan or no folder. Raises BadInput where a rank has less, and where a limit is stated and
@@ -242,7 +274,7 @@ def explain_memory(setup_of: Callable[[bool], Setup], size: int, memory_gib: flo
         return None
     for line in describe_memory(memory_plan(setup), limit):
         log.info("%s", line)
-    return summary_of(check_memory_plan(setup, size, limit), limit)
+    return summary_of(check_memory_plan(setup, batch, limit), limit)
 
 
 def summary_of(plan: Plan, limit: int) -> dict[str, Any]:

@@ -96,10 +96,10 @@ def work_of(placed: PlacedRows, reads: int, passes: int) -> Work:
 @dataclass(frozen=True)
 class Setup:
     """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, `frozen_cut` of further
-    ones cut over the ranks. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their way, gathers,
-    and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes that a delivery
-    holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary in float32 at a
-    time."""
+    ones cut over the ranks, in float32 numbers. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on
+    their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
+    bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
+    vocabulary in float32 at a time."""
 
     networks: tuple[Network, ...]
     work: Work

@@ -21,7 +21,7 @@ from espalier.data.records import BadInput
 from espalier.models.load import load_tokenizer
 from espalier.models.tokenizer_checks import check_tokenizer, model_limits
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.example_cache import stored_examples
+from espalier.training.example_cache import files_read, stored_examples
 from espalier.training.explain import Context, experiment_config
 from espalier.training.guards import check_limits
 
@@ -49,9 +49,8 @@ class Preview:
         return experiment_config(self.experiment, self.overrides)
 
     def inputs(self) -> list[str]:
-        """Return the file of examples, where one is named."""
-        path = self.config.examples.get("path")
-        return [str(path)] if path else []
+        """Return the files of examples and of the tokenizer."""
+        return files_read([self.config.examples], self.config.model["path"])
 
     def run(self, input_path: str, context: Context) -> str:
         """Return the text. Raises BadInput where an input is given, and what a run would refuse its examples for."""

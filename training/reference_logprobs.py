@@ -17,10 +17,12 @@ import torch
 
 from espalier.data.batches.batch import Batch
 from espalier.data.records import BadInput
+from espalier.models.in_parts import whole_shape
 from espalier.models.inputs import network
 from espalier.models.logprobs import target_scores
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import gather_over_ranks, is_main_rank
+from espalier.training.deepspeed_engine import whole_weights
 
 log = logging.getLogger(__name__)
 FILE = "reference_logprobs.json"
@@ -28,14 +30,16 @@ _SAMPLED = 256  # numbers of each weight that its digest reads
 
 
 def weights_digest(model: Any) -> str:
-    """Return a hash of the names and shapes of all weights and of some of their numbers, spread evenly. Of a policy
-    without its adapters the base alone counts: adapters that a resume has loaded leave the reference what it was."""
+    """Return a hash of the names and shapes of all weights and of some of their numbers, spread evenly: the same one
+    however they are cut over the ranks, all of which make the call. Of a policy without its adapters the base alone
+    counts: adapters that a resume has loaded leave the reference what it was."""
     digest = hashlib.sha256()
     is_base = isinstance(model, PolicyWithoutAdapters)
     for name, value in model.base_parameters() if is_base else network(model).named_parameters():
-        flat = value.detach().reshape(-1)
-        sampled = flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().numpy()
-        digest.update(f"{name} {tuple(value.shape)}".encode() + sampled.tobytes())
+        with whole_weights([value]):
+            flat = value.detach().reshape(-1)
+            sampled = flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().numpy().copy()
+        digest.update(f"{name} {tuple(whole_shape(value))}".encode() + sampled.tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -4,7 +4,6 @@ No rank and no host ever has to hold all of them. To gather is a collective: eve
 order, from its main thread.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import groupby
@@ -12,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
 
+from espalier.models.in_parts import is_part, whole_shape
 from espalier.models.merged import Merged, merge_plan
 from espalier.runtime.distributed import is_main_rank
+from espalier.training.weight_files import join_folders, join_model
 
 GROUP_BYTES = 4 * 2**20  # gathered at once: less is mostly waiting
 FILE_BYTES = 2 * 2**30  # of weights in one file of a saved model
-_INDEX = "model.safetensors.index.json"
 
 Gather = Callable[..., AbstractContextManager[Any]]
 
@@ -34,18 +36,9 @@ class Shards:
         self._gather = gather
 
     @staticmethod
-    def is_cut(tensor: torch.Tensor) -> bool:
-        """Say whether a rank holds no more than its part of it."""
-        return hasattr(tensor, "ds_id")
-
-    @staticmethod
-    def shape(tensor: torch.Tensor) -> torch.Size:
-        """Return that of the whole."""
-        return torch.Size(getattr(tensor, "ds_shape", tensor.shape))
-
-    def size(self, tensor: torch.Tensor) -> int:
+    def size(tensor: torch.Tensor) -> int:
         """Return the bytes of the whole."""
-        return self.shape(tensor).numel() * tensor.dtype.itemsize
+        return whole_shape(tensor).numel() * tensor.dtype.itemsize
 
     def whole(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Have these whole within, not to be written to; entered by every rank, left by each when it likes."""
@@ -60,7 +53,7 @@ class Shards:
     @torch.no_grad()
     def put_part(self, tensor: Any, part: torch.Tensor) -> None:
         """Write what `own_part` gave over what this rank holds. What the optimizer keeps of it stays."""
-        if self.is_cut(tensor):
+        if is_part(tensor):
             tensor.partition(has_been_updated=False)  # a small one may be whole still, as it was
             tensor.ds_tensor.copy_(part)
         else:
@@ -69,7 +62,7 @@ class Shards:
     @torch.no_grad()
     def change(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Write over it what `change` makes of the whole; on every rank. What the optimizer keeps of it stays."""
-        if not self.is_cut(tensor):
+        if not is_part(tensor):
             tensor.copy_(change(tensor))
             return
         with self._gather([tensor], modifier_rank=0):
@@ -97,7 +90,7 @@ class GatheredWeights:
     @property
     def kinds(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Return whole shapes and dtypes by name, in the order in which they come; nothing is gathered."""
-        return {name: (self.shards.shape(self.first(name)), self.first(name).dtype) for name in self.plan}
+        return {name: (whole_shape(self.first(name)), self.first(name).dtype) for name in self.plan}
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -126,26 +119,37 @@ class GatheredWeights:
         self._held.close()
 
     def save(self, model: Any, folder: Path, limit: int = FILE_BYTES) -> None:
-        """Write a standard folder of `model`, a transformers one; on every rank. Rank 0 holds the weights of one file
-        at a time, `limit` bytes or a layer."""
+        """Write a standard folder of `model`, a transformers one, in files of `limit` bytes or a layer; on every rank.
+        Rank 0 writes what it has gathered before it gathers more: a weight or `GROUP_BYTES`, or a layer of a network
+        whose layers transformers cuts or joins."""
         names_of: dict[str, list[str]] = {}  # tied names in the file of the first: transformers knows which one to keep
         for name, first in self.first_names.items():
             names_of.setdefault(first, []).append(name)
         sizes = {first: self._size(first) for first in names_of}
+        atom_of = layer_of if converts_weights(model) else str
         files = groups_of(sizes, limit, layer_of)
         written: list[Path] = []
         for names in files:
-            part: dict[str, torch.Tensor] = {}
-            for group in groups_of({name: sizes[name] for name in names}, GROUP_BYTES):
-                for name, value in self.gather(group):
-                    part.update(dict.fromkeys(names_of[name], value.to("cpu", copy=True)))
-            self.release()
+            place = folder if len(files) == 1 else folder / f"part-{len(written) + 1}"
+            pieces: list[Path] = []
+            for group in groups_of({name: sizes[name] for name in names}, GROUP_BYTES, atom_of):
+                pieces.append(place / f"piece-{len(pieces) + 1}")
+                self._write(model, group, names_of, pieces[-1])
             if is_main_rank():
-                place = folder if len(files) == 1 else folder / f"part-{len(written) + 1}"
-                model.save_pretrained(place, state_dict=part, max_shard_size=2**62)  # pops what it has written
+                join_folders(pieces, place)
                 written.append(place)
         if is_main_rank() and len(files) > 1:
-            _join_files(written, folder, sum(sizes.values()))
+            join_model(written, folder, sum(sizes.values()))
+
+    def _write(self, model: Any, names: Sequence[str], names_of: Mapping[str, list[str]], folder: Path) -> None:
+        """Write these weights, each under all of its names; on every rank."""
+        found: dict[str, torch.Tensor] = {}
+        for name, value in self.gather(names):
+            # Several that are gathered at once may share memory, by which transformers would take them for tied.
+            found.update(dict.fromkeys(names_of[name], value.to("cpu", copy=len(names) > 1)))
+        if is_main_rank():
+            model.save_pretrained(folder, state_dict=found, max_shard_size=2**62)  # pops what it has written
+        self.release()
 
     def _size(self, name: str) -> int:
         return sum(self.shards.size(self.shards.tensors[source]) for source in self.plan[name].sources)
@@ -173,18 +177,9 @@ def layer_of(name: str) -> str:
     return ".".join(words[: next((place for place, word in enumerate(words) if word.isdigit()), len(words)) + 1])
 
 
-def _join_files(parts: Sequence[Path], folder: Path, total: int) -> None:
-    """Make one standard folder of several, each with a file of weights, and an index of what is in which; `total`
-    bytes."""
-    places: dict[str, str] = {}
-    for number, part in enumerate(parts, start=1):
-        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        (part / "model.safetensors").rename(folder / name)
-        with safe_open(folder / name, "pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                places[key] = name
-        for path in part.iterdir():
-            path.replace(folder / path.name)
-        part.rmdir()
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+def converts_weights(model: PreTrainedModel) -> bool:
+    """Say whether transformers writes a network's weights otherwise than it holds them (fused experts): those of a
+    layer have to be written together."""
+    known = getattr(model, "_weight_conversions", None)
+    found = get_model_conversion_mapping(model, add_legacy=False) if known is None else known
+    return any(isinstance(one, WeightConverter) for one in found)

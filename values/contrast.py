@@ -15,6 +15,7 @@ are wrong. The idea of comparing with the value before a step is that of relativ
 here the comparison is with siblings, which share the past, and knows how sure it is.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ Step = tuple[StateKey, StateKey]
 
 _FLAT = ValuePrior(0.5, 0.5)
 _LEAST_VARIANCE = 1e-9
+_NO_SAMPLE = Count(0, 0)
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,20 @@ class Contrast:
         return 0.0 if self.prob_below(one, best) >= self.confidence else None
 
 
-def prior_of(counts: Collection[Count]) -> ValuePrior:
-    """Fit the prior of values to counts, those of one sample left out. Counts that differ no more than chance does give
-    a prior of nearly equal values, beside which nothing looks wrong; Beta(1/2, 1/2) where all are right, or none."""
-    several = [count for count in counts if count.num_completions > 1]
-    if len(several) < 2:
+def prior_of(counts: Mapping[Count, int]) -> ValuePrior:
+    """Fit the prior of values to counts, of which there are so many each, those of one sample left out. Counts that
+    differ no more than chance does give a prior of nearly equal values, beside which nothing looks wrong; Beta(1/2,
+    1/2) where all are right, or none."""
+    several = [(count, number) for count, number in counts.items() if count.num_completions > 1]
+    total = sum(number for _, number in several)
+    if total < 2:
         return _FLAT
-    values = np.asarray([count.value for count in several])
-    noise = np.asarray([count.value * (1 - count.value) / (count.num_completions - 1) for count in several])
-    return fit_prior(float(values.mean()), max(float(values.var(ddof=1) - noise.mean()), _LEAST_VARIANCE)) or _FLAT
+    mean = math.fsum(count.value * number for count, number in several) / total
+    variance = math.fsum((count.value - mean) ** 2 * number for count, number in several) / (total - 1)
+    noise = math.fsum(
+        count.value * (1 - count.value) / (count.num_completions - 1) * number for count, number in several
+    )
+    return fit_prior(mean, max(variance - noise / total, _LEAST_VARIANCE)) or _FLAT
 
 
 def contrast_labels(
@@ -180,9 +187,14 @@ class RightEvidence:
     """What the labels of right steps rest on: of `steps` distinct inner ones that were sampled, those that one right
     solution alone passed through, and those that their own counts call wrong beside the best step from the state."""
 
-    steps: int
-    by_one: int
-    contradicted: int
+    steps: int = 0
+    by_one: int = 0
+    contradicted: int = 0
+
+    def __add__(self, other: "RightEvidence") -> "RightEvidence":
+        return RightEvidence(
+            self.steps + other.steps, self.by_one + other.by_one, self.contradicted + other.contradicted
+        )
 
 
 def right_evidence(
@@ -211,8 +223,11 @@ class HeldBack:
     """Samples that had no part in a comparison: behind steps that it calls wrong, and behind the best ones beside
     them."""
 
-    wrong: Count
-    best: Count
+    wrong: Count = _NO_SAMPLE
+    best: Count = _NO_SAMPLE
+
+    def __add__(self, other: "HeldBack") -> "HeldBack":
+        return HeldBack(self.wrong + other.wrong, self.best + other.best)
 
     def contradicts(self, drop: float) -> bool:
         """Say whether the steps called wrong keep at least `drop` of the best ones' success: then right answers are

@@ -26,7 +26,7 @@ Every figure is a function of sums that add up over problems, so that intervals 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,16 @@ class SignalSums:
     kinds: list[tuple[int, int]]
     num_steps: int
 
+    @property
+    def num_states(self) -> int:
+        """Of all problems."""
+        return int(self._parts(self.table)[-1].sum())
+
+    @property
+    def num_completions(self) -> int:
+        """Of all states."""
+        return int(self._parts(self.table)[-1].sum(axis=0) @ np.asarray(self.kinds)[:, 1]) if self.kinds else 0
+
     def figures(self, sums: np.ndarray) -> Figures:
         """Return the figures of sums [..., C], NaN where one is not defined: see the module, and `mean_value`,
         `share_zero` and `share_one` (states whose completions are all wrong, all right), `value_variance` (T above)
@@ -157,16 +167,28 @@ class SignalSums:
         return _ratio(won - counts @ own_won, pairs - counts @ own_pairs)
 
 
-def signal_sums(states: Sequence[CountedState]) -> SignalSums:
-    """Return the sums of every problem, in the order of the problems' ids."""
+def signal_sums(states: Iterable[CountedState]) -> SignalSums:
+    """Return the sums of every problem of these states, in the order of the problems' ids."""
     by_problem: dict[str, list[CountedState]] = defaultdict(list)
     for state in states:
         by_problem[state.problem_id].append(state)
-    kinds = sorted({(state.num_correct, state.num_completions) for state in states})
-    num_steps = max((state.step for state in states), default=0)
-    table = [_problem_sums(by_problem[name], kinds, num_steps) for name in sorted(by_problem)]
-    width = 8 + 6 * num_steps + len(kinds)
-    return SignalSums(np.asarray(table, dtype=np.float64).reshape(len(table), width), kinds, num_steps)
+    return sum_problems(lambda: (by_problem[name] for name in sorted(by_problem)))
+
+
+def sum_problems(read: Callable[[], Iterable[Sequence[CountedState]]]) -> SignalSums:
+    """Return the sums of every problem whose states `read` yields, in that order. It is called twice, so that the
+    states of one problem alone need be in memory."""
+    kinds: set[tuple[int, int]] = set()
+    num_problems = num_steps = 0
+    for states in read():
+        num_problems += 1
+        kinds.update((state.num_correct, state.num_completions) for state in states)
+        num_steps = max(num_steps, *(state.step for state in states))
+    order = sorted(kinds)
+    table = np.zeros((num_problems, 8 + 6 * num_steps + len(kinds)))
+    for row, states in zip(table, read(), strict=True):
+        row[:] = _problem_sums(states, order, num_steps)
+    return SignalSums(table, order, num_steps)
 
 
 def _problem_sums(states: Sequence[CountedState], kinds: Sequence[tuple[int, int]], num_steps: int) -> list[float]:

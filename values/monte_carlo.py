@@ -67,6 +67,9 @@ class Count:
         """The Monte-Carlo estimate."""
         return self.num_correct / self.num_completions
 
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.num_correct + other.num_correct, self.num_completions + other.num_completions)
+
 
 @dataclass(frozen=True)
 class StateValue:

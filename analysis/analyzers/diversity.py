@@ -1,8 +1,6 @@
 """How different a policy's solutions of one problem are: distinct answers and responses, n-grams, BLEU among them.
 
-BLEU (Papineni et al. 2002) of a text is the geometric mean of its clipped n-gram precisions, n = 1 to 4 (to its number
-of words where that is less), times exp(1 - r / c) where it has fewer words (c) than the nearest reference (r); 0 where
-one precision is 0: nothing is smoothed. Words are runs of letters and digits, and single other signs.
+BLEU is that of `data.bleu`.
 
 - `self_bleu`: each solution against all others of its problem (Zhu et al. 2018); near 1 they say the same;
 - `distinct_1` to `distinct_4`: distinct n-grams / all n-grams of a problem's solutions (Li et al. 2016);
@@ -13,57 +11,21 @@ All but the last are means over problems with 95 % intervals. They depend on how
 policies with the same number.
 """
 
-import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations
-from operator import or_
 from statistics import fmean
 from typing import Any
 
 from espalier.analysis.analyzers.figure import Panel, write_figure
+from espalier.data.bleu import ORDER, Grams, bleu, grams
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
 from espalier.pipeline.evaluation.intervals import intervals
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.votes import by_problem, vote_key
-
-ORDER = 4
-_WORD = re.compile(r"\w+|[^\w\s]")
-
-
-@dataclass(frozen=True)
-class Grams:
-    """The n-grams of a text, n = 1 to 4, and its number of words."""
-
-    length: int
-    counts: tuple[Counter[tuple[str, ...]], ...]
-
-
-def grams(text: str) -> Grams:
-    """Count the n-grams of a text."""
-    words = _WORD.findall(text)
-    counts = (Counter(zip(*(words[start:] for start in range(n)), strict=False)) for n in range(1, ORDER + 1))
-    return Grams(len(words), tuple(counts))
-
-
-def bleu(text: Grams, references: Sequence[Grams]) -> float:
-    """Return the BLEU of a text in [0, 1]; 0 for one without words."""
-    if not text.length:
-        return 0.0
-    logs = []
-    for n in range(min(ORDER, text.length)):
-        most = reduce(or_, (reference.counts[n] for reference in references))
-        matches = sum((text.counts[n] & most).values())
-        if not matches:
-            return 0.0
-        logs.append(math.log(matches / text.counts[n].total()))
-    nearest = min((abs(reference.length - text.length), reference.length) for reference in references)[1]
-    return math.exp(fmean(logs) + min(0.0, 1 - nearest / text.length))
 
 
 def self_bleu(texts: Sequence[Grams]) -> float:

@@ -18,7 +18,8 @@ import torch
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_process import serve
-from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver
+from espalier.sampling.weight_chain import Invitation, StreamBroken
+from espalier.sampling.weight_stream import WeightReceiver
 
 
 class RepeatableEngine:

@@ -4,6 +4,7 @@ Methods are compared by their mean accuracy up to a cost that every run of the c
 baseline, with Student's 95 % interval, and p corrected by Holm over the methods of the table.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -11,7 +12,7 @@ from typing import Any
 
 from benchmarks.credit.curves import COSTS, Point, accuracy_at, cost_of, mean_accuracy, median_cost, reach
 from benchmarks.credit.intervals import Mean, figure_above_zero, holm, mean_over_seeds, paired
-from benchmarks.credit.plan import Cell, Plan, best_rate
+from benchmarks.credit.plan import Cell, Plan, best_rate, wanted_rates
 from benchmarks.credit.runs import Record
 from benchmarks.result import count
 
@@ -49,39 +50,76 @@ def given(points: Sequence[Point], tokens: float, seconds: float) -> list[Point]
     return [replace(point, tokens=point.tokens - tokens, seconds=point.seconds - seconds) for point in points]
 
 
-def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Return the learning rate by (cell, method) where every rate of the plan has its tuning run; what is spent before
-    the first update is the same for all of them and left out."""
+def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return the mean accuracy of the plan's tuning runs by (cell, method) and learning rate, where it is a finite
+    number; what is spent before the first update is the same for all of them and left out."""
     areas: dict[tuple[str, str], dict[float, float]] = {}
     for row in records:
-        if row.is_tuning and row.learning_rate in plan.learning_rates:
+        is_planned = row.seed == plan.tuning_seed and row.learning_rate in plan.learning_rates + plan.lower_rates
+        if row.is_tuning and is_planned:
             points = given(row.points, row.tokens_before, row.seconds_before)
             area = mean_accuracy(points, "tokens", plan.cells[row.cell].tuning_tokens)
-            if area is not None:
+            if area is not None and math.isfinite(area):
                 areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
-    return {key: best_rate(found) for key, found in areas.items() if len(found) == len(plan.learning_rates)}
+    return areas
+
+
+def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run: the best of
+    these, whatever other rates were once run."""
+    return {
+        key: best_rate({rate: found[rate] for rate in wanted})
+        for key, found in tuning_areas(plan, records).items()
+        if found.keys() >= set(wanted := wanted_rates(plan, found))
+    }
+
+
+def shown_rate(own: Sequence[Record], tuned: float | None) -> float | None:
+    """Return the learning rate that figures of a method on a cell are of: the tuned one, or, where there is none, that
+    of most of its `own` runs."""
+    rates = sorted({row.learning_rate for row in own})
+    if tuned is not None or not rates:
+        return tuned
+    return max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
+
+
+def runs_of(records: Sequence[Record], cell: str, method: str) -> list[Record]:
+    """Return a method's runs on a cell, those of tuning apart."""
+    return [row for row in records if (row.cell, row.method) == (cell, method) and not row.is_tuning]
 
 
 def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:
-    """Return the curves of every method with runs, in the plan's order: those of the tuned learning rate, or, where
-    there is none, of the one with the most runs. A method with a reward model comes a second time without its cost."""
+    """Return the curves of every method with runs of its `shown_rate`, in the plan's order. A method with a reward
+    model comes a second time without its cost."""
     tuned, found = tuned_rates(plan, records), []
     for method in plan.methods.values():
-        own = [row for row in records if (row.cell, row.method) == (cell.name, method.name) and not row.is_tuning]
-        rates = sorted({row.learning_rate for row in own})
-        best = tuned.get((cell.name, method.name))
-        if best is None and rates:
-            best = max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
+        own, is_tuned = runs_of(records, cell.name, method.name), (cell.name, method.name) in tuned
+        best = shown_rate(own, tuned.get((cell.name, method.name)))
         rows = [row for row in own if row.learning_rate == best]
         if not rows or best is None:
             continue
-        is_tuned = (cell.name, method.name) in tuned
         seeds = {row.seed: row.points for row in rows}
         found.append(Curves(method.name, method.family, best, is_tuned, seeds))
         if any(row.tokens_before > 0 for row in rows):
             free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
             found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free))
     return found
+
+
+def runs_of_other_rates(plan: Plan, records: Sequence[Record]) -> list[str]:
+    """Return a line for the runs of each method on each cell that are in no figure, as their rate is not the shown
+    one."""
+    tuned, lines = tuned_rates(plan, records), []
+    for cell in plan.cells:
+        for method in plan.methods:
+            own = runs_of(records, cell, method)
+            best = shown_rate(own, tuned.get((cell, method)))
+            others = [row.learning_rate for row in own if row.learning_rate != best]
+            if others:
+                rates = ", ".join(f"{rate:g}" for rate in sorted(set(others)))
+                why = f"the tuned {best:g}" if (cell, method) in tuned else f"{best:g}, which most runs have"
+                lines.append(f"{len(others)} runs of {method} on {cell}: of the rates {rates}, figures are of {why}")
+    return lines
 
 
 def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:
@@ -127,6 +165,11 @@ def at_equal_updates(cell: Cell, one: Curves, other: Curves) -> tuple[float, Mea
     return None if difference is None or at <= 0 else (at, difference)
 
 
+def _untuned(said: str) -> str:
+    """Say for a figure's unit which methods of it, or how many, are not tuned: nothing where all are."""
+    return f", {said} not tuned" if said else ""
+
+
 def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> dict[str, Any]:
     """Return a figure for every method with runs that the plan sets `against` another one: met where the interval lies
     above 0."""
@@ -139,7 +182,9 @@ def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> 
             continue
         at, mean = found
         name = f"{cell.name}_{method.name}_minus_{method.against}_at_equal_updates"
-        figures[name] = figure_above_zero(mean, f"mean accuracy up to {at:g} updates", how)
+        sides = [side for side in (method.name, method.against) if not by_name[side].is_tuned]
+        unit = f"mean accuracy up to {at:g} updates{_untuned(' and '.join(sides))}"
+        figures[name] = figure_above_zero(mean, unit, how)
     return figures
 
 
@@ -205,8 +250,10 @@ def summarise(
             if cost != "updates" and any(row.curves.method == plan.baseline for row in rows):
                 ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
                          and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
+                num_untuned = sum(not row.curves.is_tuned for row in rows)
+                unit = f"methods, of {len(rows)}{_untuned(str(num_untuned or ''))}"
                 figures[f"{cell.name}_step_credit_ahead_per_{cost.removesuffix('s')}"] = count(
-                    len(ahead), 1, f"methods, of {len(rows)}", how=how
+                    len(ahead), 1, unit, how=how
                 )
     done = sum(not row.is_tuning for row in records)
     figures["runs_finished"] = count(done, len(plan.cells) * len(plan.methods) * seeds, "runs", how=how)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.credit.comparison import summarise, tuned_rates
+from benchmarks.credit.comparison import runs_of_other_rates, summarise, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
 from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, read_records, record, start
@@ -65,7 +65,7 @@ def asked_runs(
 ) -> list[Run]:  # fmt: skip
     """Return the runs that the command line asks for. Raises BadInput where a method has no learning rate yet."""
     if arguments.tune:
-        return tuning_runs(plan, cells, methods)
+        return tuning_runs(plan, cells, methods, tuning_areas(plan, records))
     rates = tuned_rates(plan, records)
     pairs = [(cell.name, method.name) for cell in cells for method in methods]
     if arguments.learning_rate:
@@ -135,11 +135,14 @@ def run(arguments: argparse.Namespace) -> int:
     records, stale = read_records(plan, places.results)
     load, code, end = load_before(), 0, time.monotonic() + 3600 * arguments.hours
     os.environ.update(ENVIRONMENT)
-    if arguments.hours > 0:
-        runs = missing(asked_runs(arguments, plan, cells, methods, records), records)
+    while time.monotonic() < end and (runs := missing(asked_runs(arguments, plan, cells, methods, records), records)):
         check_policies(records, runs, places.policy)
-        code = int(bool(work(places, runs, arguments.cores, end).failed))
+        spent = work(places, runs, arguments.cores, end)
         records, stale = read_records(plan, places.results)
+        code = int(bool(spent.failed))
+        if not arguments.tune or spent.failed or spent.cut:
+            break  # else: lower rates may be wanted now
+    stale += runs_of_other_rates(plan, records)
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)
     figures, tables, found = summarise(plan, records, len(arguments.seeds), HOW)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Plan:
 
     baseline: str
     learning_rates: tuple[float, ...]
+    lower_rates: tuple[float, ...]
     tuning_seed: int
     settings: tuple[str, ...]
     policies: Mapping[str, Policy]
@@ -119,8 +121,12 @@ def read_plan(path: Path) -> Plan:
     for place, name in others:
         if name not in methods:
             raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")
-    rates = tuple(float(rate) for rate in raw["learning_rates"])
-    return Plan(raw["baseline"], rates, int(raw["tuning_seed"]), tuple(raw["settings"]), policies, cells, methods)
+    rates, lower = (tuple(float(rate) for rate in raw[key]) for key in ("learning_rates", "lower_rates"))
+    if any(lower >= upper for upper, lower in pairwise([min(rates), *lower])):
+        raise BadInput(f"{path}: lower_rates must fall, from below all of learning_rates, got {list(lower)}")
+    return Plan(
+        raw["baseline"], rates, lower, int(raw["tuning_seed"]), tuple(raw["settings"]), policies, cells, methods
+    )
 
 
 def _row(path: Path, kind: Any, table: str, name: str, row: Mapping[str, Any]) -> Any:
@@ -158,14 +164,28 @@ def benchmark_runs(
     ]
 
 
-def tuning_runs(plan: Plan, cells: Sequence[Cell], methods: Sequence[Method]) -> list[Run]:
-    """Return one run per learning rate, all rates of a method on a cell one behind the other."""
+def tuning_runs(
+    plan: Plan, cells: Sequence[Cell], methods: Sequence[Method], areas: Mapping[tuple[str, str], Mapping[float, float]]
+) -> list[Run]:
+    """Return one run per wanted learning rate, all rates of a method on a cell one behind the other. `areas` is what is
+    known, by (cell, method)."""
     return [
         Run(cell, method, plan.tuning_seed, rate, is_tuning=True)
         for cell in cells
         for method in methods
-        for rate in plan.learning_rates
+        for rate in wanted_rates(plan, areas.get((cell.name, method.name), {}))
     ]
+
+
+def wanted_rates(plan: Plan, areas: Mapping[float, float]) -> list[float]:
+    """Return the learning rates to be tried where these mean accuracies are known: those of the plan, then lower ones
+    as long as the lowest is the best."""
+    rates = list(plan.learning_rates)
+    for lower in plan.lower_rates:
+        if any(rate not in areas for rate in rates) or best_rate({rate: areas[rate] for rate in rates}) != min(rates):
+            break
+        rates.append(lower)
+    return rates
 
 
 def best_rate(areas: Mapping[float, float]) -> float:

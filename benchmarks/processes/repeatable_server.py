@@ -19,7 +19,9 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.steps import Decoder
-from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver, digest
+from espalier.sampling.weight_buckets import digest
+from espalier.sampling.weight_chain import Invitation, StreamBroken
+from espalier.sampling.weight_stream import WeightReceiver
 
 
 class RepeatableServer:

@@ -82,8 +82,8 @@ def run_search(run: SearchRun, url: str, folder: Path) -> SearchRecord:
     search: Search = build(config.search)
     if run.scorer == "exact":
         search.scorer = _EXACT.setdefault((run.policy, run.cell), search.scorer)
-    search.prepare(task, tokenizer, source.problems, output, set())
     params: SamplingParams = build(config.params)
+    search.prepare(task, tokenizer, source.problems, params, output, set())
     empty_cache(url)
     before = computed_tokens(url)
     seconds, samples = asyncio.run(_search(search.by(VLLMClient(url)), requests, params))

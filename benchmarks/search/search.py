@@ -1,7 +1,8 @@
 """What search brings, by method, scorer and tokens; and how fast it is beside the public way.
 
-    bash scripts/bench.sh search [accuracy] [speed] [--cells C ...] [--methods M ...] [--scorers S ...] [--sizes N ...]
-                          [--seeds S ...] [--problems N] [--policy CELL=MODEL ...] [--prm CELL=MODEL ...] [--page]
+    bash scripts/bench.sh search [accuracy] [speed] [data] [--cells C ...] [--methods M ...] [--scorers S ...]
+                          [--sizes N ...] [--seeds S ...] [--problems N] [--labelled N] [--policy CELL=MODEL ...]
+                          [--prm CELL=MODEL ...] [--page]
 
 A cell is a task and the policy of plan.yaml (benchmarks/credit). Seed s takes the s-th block of test problems. The
 reward model is made by scripts/process_rewards.sh of training problems. Every run is a record in
@@ -10,86 +11,35 @@ runs nothing. `exact` scores by the true value of the policy, the ceiling, `rand
 
 Speed: step beam search of width 4 and 4 siblings, product and public way (benchmarks/search/public_way.py) on servers
 of the same policy, one after the other.
+
+Data: reward models trained on labels of searched trees beside one on independent completions, at equal generated tokens
+(benchmarks/search/tree_data.py); `--labelled` problems pay for the latter.
 """
 
 import argparse
 import asyncio
-import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from benchmarks.credit.intervals import Mean, mean_over_seeds
-from benchmarks.credit.plan import read_plan
-from benchmarks.credit.runs import planned_policy
-from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, figure, write_result
-from benchmarks.sampling.prefill import computed_tokens, empty_cache, engine_options
+from benchmarks.sampling.prefill import computed_tokens, empty_cache
 from benchmarks.search.arms import METHODS, NO_SCORER, SCORERS, SIZES, settings_of
+from benchmarks.search.cells import CELLS, FOLDER, Cell, Models, serve
 from benchmarks.search.public_way import PublicSearch
 from benchmarks.search.runs import SearchRecord, SearchRun, keep, read, read_one, run_search
+from benchmarks.search.tree_data import TreeDataRecord, data_parts, run_data
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tokenizer import load_tokenizer
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import SampleConfig
-from espalier.sampling.server import VLLMServer
 
 HOW = "bash scripts/bench.sh search"
-FOLDER = ROOT / "experiments" / "search"
 RECORDS = RESULTS / "search"
 GOAL_SPEED, GOAL_PROMPTS = 5.0, 1.1
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Its name is that of a policy in plan.yaml; `prm` are settings of scripts/process_rewards.sh."""
-
-    name: str
-    max_tokens: int
-    prm: tuple[str, ...]
-
-    @property
-    def task(self) -> tuple[str, ...]:
-        """Settings of the task."""
-        return (f"task={self.name}",)
-
-
-CELLS = {cell.name: cell for cell in (Cell("word_arithmetic", 96, ("num_problems=300",)),
-                                      Cell("rule_logic", 128, ("num_problems=600",)))}  # fmt: skip
-
-
-@dataclass
-class Models:
-    """Folders of policies and reward models by cell; those that are not given are made."""
-
-    policies: dict[str, str] = field(default_factory=dict)
-    prms: dict[str, str] = field(default_factory=dict)
-
-    def policy(self, cell: Cell) -> str:
-        """Return the policy's folder."""
-        if cell.name not in self.policies:
-            plan = read_plan(ROOT / "benchmarks" / "credit" / "plan.yaml")
-            self.policies[cell.name] = str(planned_policy(plan, cell.name, FOLDER))
-        return self.policies[cell.name]
-
-    def prm(self, cell: Cell) -> str:
-        """Return the reward model's folder."""
-        if cell.name not in self.prms:
-            run = FOLDER / f"{cell.name}_prm"
-            settings = [*cell.task, *cell.prm, f"policy={self.policy(cell)}", f"run={run}", "folds=1", "labels=values",
-                        f"max_tokens={cell.max_tokens}"]  # fmt: skip
-            subprocess.run(["bash", "scripts/process_rewards.sh", *settings], cwd=ROOT, check=True)
-            self.prms[cell.name] = str(run / "prm" / "model")
-        return self.prms[cell.name]
-
-
-def serve(policy: str, options: str) -> VLLMServer:
-    """Return a server of the policy that is not started yet, one thread."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    log = str(FOLDER / f"{options}.server.log")
-    return VLLMServer(policy, log, max_model_len=512, has_controls=True, num_threads=1, options=engine_options(options))
 
 
 def run_accuracy(cell: Cell, models: Models, options: argparse.Namespace) -> None:
@@ -235,13 +185,14 @@ def speed_parts(rows: Sequence[Speed]) -> tuple[dict[str, Any], dict[str, Any]]:
 def main() -> None:
     """Run the shares that are asked for and write the results of all records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["accuracy", "speed"], help="accuracy, speed")
+    parser.add_argument("parts", nargs="*", default=["accuracy", "speed", "data"], help="accuracy, speed, data")
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--scorers", nargs="+", choices=SCORERS, default=list(SCORERS))
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--labelled", type=int, default=100)
     parser.add_argument("--policy", nargs="+", default=[], metavar="CELL=MODEL")
     parser.add_argument("--prm", nargs="+", default=[], metavar="CELL=MODEL")
     parser.add_argument("--page", action="store_true")
@@ -255,10 +206,13 @@ def main() -> None:
         if "speed" in options.parts:
             for row in run_speed(cell, models, options):
                 keep(row, speeds / f"{row.cell}-{row.way}-{row.seed}.json")
+        if "data" in options.parts:
+            run_data(cell, models.policy(cell), options.seeds, options.labelled, options.problems, RECORDS / "data")
     figures, accuracy = accuracy_parts(read(RECORDS, SearchRecord))
     more, beside = speed_parts(read(speeds, Speed))
     detail = {"records": "benchmarks/results/search", "sizes": list(SIZES)}
-    write_result("search", figures | more, detail, tables=[accuracy, beside])
+    data, labels = data_parts(read(RECORDS / "data", TreeDataRecord))
+    write_result("search", figures | more | data, detail, tables=[accuracy, beside, labels])
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ def reset_peak_rss() -> int:
     return _status("VmRSS")
 
 
+def own_pages() -> int:
+    """Return what this process takes now that is no file, in bytes."""
+    return _status("RssAnon")
+
+
 def peak_rss() -> int:
     """Return the most since `reset_peak_rss`, in bytes."""
     return _status("VmHWM")

@@ -2,6 +2,7 @@
 
     bash scripts/bench.sh generative_verifiers                      seeds 1 to 3
     bash scripts/bench.sh generative_verifiers --seeds 1 --policy MODEL
+    bash scripts/bench.sh generative_verifiers --seeds 1 --num-problems 150 --num-test 20     a small run
     bash scripts/bench.sh generative_verifiers --seeds              the figures of the runs that are kept
 
 The policy is the quick start's. Seed s takes the s-th lot of training problems, samples 8 solutions of each, and trains

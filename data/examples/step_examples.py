@@ -6,9 +6,11 @@ trajectory, read at every step end in one pass; or one example a prefix, read at
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from espalier.data.examples.label_balance import check_balance, inner_steps
@@ -20,17 +22,20 @@ from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues
 from espalier.data.token_text import tokenise_steps
 
+log = logging.getLogger(__name__)
+
 
 def check_step_example(example: StepExample, path: str) -> StepExample:
     """Return the example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
     if len(example.positions) != len(example.values):
         numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
-        raise BadInput(f"{path}: '{example.id}' has {numbers}: one value a step is wanted")
+        raise BadInput(f"{path}: '{example.id}' has {numbers}: give one value per step")
     if example.weights and (len(example.weights) != len(example.values) or min(example.weights) < 0):
-        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one a read, got {example.weights}")
+        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one per step end, got {example.weights}")
     for step, (position, value) in enumerate(zip(example.positions, example.values, strict=True), 1):
         if not 0 <= value <= 1:
-            raise BadInput(f"{path}: '{example.id}': the value of read {step} must be in [0, 1], got {value}")
+            place = f"label {step} (nulls are not counted)"
+            raise BadInput(f"{path}: '{example.id}': {place} must be in [0, 1], got {value}")
         if not 0 <= position < len(example.ids):
             raise BadInput(f"{path}: '{example.id}': read {step} is at token {position} of {len(example.ids)}")
     return example
@@ -144,7 +149,7 @@ class StepValueExamples:
     def _example(self, record: StepValues) -> StepExample:
         if len(record.step_ends) != len(record.steps):
             numbers = f"{len(record.steps)} steps and {len(record.step_ends)} step ends"
-            raise BadInput(f"{self.path}: '{record.id}' has {numbers}: one a step is wanted")
+            raise BadInput(f"{self.path}: '{record.id}' has {numbers}: give one per step")
         start = len(record.prompt_ids)
         rows = zip(record.step_ends, record.labels, record.weights, strict=True)
         kept = [(start + end - 1, label, weight) for end, label, weight in rows
@@ -188,7 +193,7 @@ def encode_labelled(
     prompt_ids = template.encode(tokenizer, problem).ids
     _, steps, labels = to_step_texts(record, template)
     if len(steps) != len(labels):
-        raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
+        raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: give one per step")
     steps = [template.before_response + steps[0], *steps[1:]] if steps else []
     tokens = tokenise_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
     if tokens is None:
@@ -204,6 +209,20 @@ def encode_labelled(
         [value for _, value in reads],
     )
     return StepExample(record.id, ids, positions, values, problem_id=record.problem_id)
+
+
+def warn_of_steps_run_together(records: Sequence[AnnotatedSolution], path: str) -> None:
+    """Warn where most solutions of several steps have no white space between any two of them: "2 pens.6 and 7"."""
+    joined = [to_step_texts(record)[1] for record in records]
+    several = [steps for steps in joined if len(steps) > 1]
+    together = [steps for steps in several if not any(a[-1:].isspace() or b[:1].isspace() for a, b in pairwise(steps))]
+    if 2 * len(together) > len(several):
+        first, second = together[0][:2]
+        log.warning(
+            "%s: %d of %d solutions have no white space between steps, and are read as '%s': end each step but the "
+            'last with a newline, or give {"separator": "\\n"} as info',
+            path, len(together), len(several), first[-12:] + second[:12],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -238,6 +257,7 @@ class AnnotatedSolutionExamples:
         seen: set[tuple[bytes, float]] = set()
         num_unjudged, num_lost, num_repeated = 0, 0, 0
         records = of_part(self._records(), self)
+        warn_of_steps_run_together(records, self.path)
         for record in records:
             example = encode_labelled(tokenizer, record, template, self.path)
             if example is None:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from espalier.data.records import Problem
+from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.task import Task
 
 
@@ -33,3 +33,21 @@ class EnumerableTask(Task, Protocol):
 
     def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
         """Return where a solution stands after these whole steps; None where a step is outside the grammar."""
+
+
+def positions(task: EnumerableTask, problem: Problem, steps: Sequence[str], name: str) -> list[Position | None]:
+    """Return where the solution `name` stands after each of its steps.
+
+    Raises BadInput where they are not those that the task cuts its text into: a step that ends within a line, or holds
+    two, is outside the grammar and would look wrong.
+    """
+    own = task.split_steps("".join(steps))
+    if _written(own) != _written(steps):
+        raise BadInput(f"'{name}' is not cut into steps as the task cuts it, and only of its own steps the task knows "
+                       "which are right: name the trajectories as sampled, before values/split_steps")  # fmt: skip
+    return [task.position(problem, steps[:number]) for number in range(1, len(steps) + 1)]
+
+
+def _written(steps: Sequence[str]) -> list[str]:
+    """Return them without the white space between, which a token may hold with either side."""
+    return [step.strip() for step in steps if step.strip()]

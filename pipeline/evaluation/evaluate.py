@@ -2,33 +2,34 @@
 
 Accuracies are means over the problems published with their answer; intervals are bootstrapped over problems
 (`pipeline.evaluation.intervals`). What is written beside the output as `<stem>.predictions.jsonl` holds every problem,
-those without a published answer too: what was answered, and how the samples were voted on.
+those without a published answer too: what was answered, and how the samples were voted on. Problems are worked on one
+by one (`data.row_index`): what is kept of a problem is one number per figure.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from textwrap import shorten
 from typing import Any
 
-from espalier.data.jsonl import iter_rows, write_records
-from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Problem
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.evaluation.evaluation_inputs import (
-    Ranking,
-    Samples,
+    ProblemSamples,
+    SampleRows,
     check_known,
-    has_gold,
     named_paths,
     read_problems,
-    read_rankings,
-    read_samples,
 )
 from espalier.pipeline.evaluation.evaluation_table import Row, make_row, make_rows, make_table
 from espalier.pipeline.evaluation.intervals import Interval, bootstrap_interval, interval, intervals
-from espalier.pipeline.evaluation.option_orders import choices, read_order, robustness
-from espalier.pipeline.prm.seen_problems import note_seen
+from espalier.pipeline.evaluation.option_orders import Choice, choose, read_order, robustness
+from espalier.pipeline.evaluation.problem_figures import MEASURES, Figures, PerProblem
+from espalier.pipeline.evaluation.rankings import Ranking, ScoreFile
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import check_aggregate
 from espalier.rewards.votes import (
@@ -36,21 +37,17 @@ from espalier.rewards.votes import (
     answer_classes,
     best_index,
     best_of,
-    by_problem,
     is_right,
     majority_answer,
     majority_vote,
-    pass_at_k,
-    sizes_up_to,
-    weighted_vote,
     winning_answer,
 )
 
-__all__ = ["Evaluate", "Prediction", "best_of", "bootstrap_interval", "by_problem", "interval", "majority_vote"]
+__all__ = ["Evaluate", "Prediction", "best_of", "bootstrap_interval", "interval", "majority_vote"]
 
 log = logging.getLogger("stage")
 
-PerProblem = dict[str, list[float]]  # metric → one value a problem
+_TOGETHER = 16  # problems whose answers are compared at a time
 
 
 @dataclass(frozen=True)
@@ -108,44 +105,79 @@ class Evaluate:
         """
         for how in self.aggregates:
             check_aggregate(how)
-        samples = read_samples(input_path, self.greedy)
         problems = read_problems(self.problems) if self.problems else {}
-        if problems:
-            check_known(samples, problems, self.problems)
-        rankings = list(self._rankings(samples, context))
-        self._join_answers(samples, context)
-        labelled = samples.labelled
-        accuracies = _accuracies(samples, rankings) if labelled else {}
-        coverage = _coverage(samples) if labelled else {}
-        responses = _responses(samples)
+        with ProblemRows(context.output) as rows:
+            samples = SampleRows(rows, input_path, self.greedy)
+            files = [ScoreFile(rows, path, name, self.aggregates)
+                     for name, path in named_paths(self.scores, "stage.scores").items()]  # fmt: skip
+            labels = self._look(samples, files, problems, context)
+            orders = self._read_orders(labels, problems, context)
+            figures = Figures(samples.num_samples)
+            predictions = context.output.with_name(context.output.stem + ".predictions.jsonl")
+            write_records(predictions, self._predictions(samples, files, problems, figures, orders, context))
+        accuracies, coverage, responses = figures.accuracies, figures.coverage, figures.responses()
         result: dict[str, Any] = {
             "accuracy": intervals(accuracies),
             "pass_at_k": intervals(coverage),
             "responses": responses,
             "unparseable": responses["samples"]["unparseable"]["mean"],
             "num_samples": samples.num_samples,
-            "num_problems": len(samples.groups),
-            "num_unlabelled": len(samples.groups) - len(labelled),
+            "num_problems": samples.num_problems,
+            "num_unlabelled": samples.num_problems - len(figures.labelled),
             "num_refused": samples.num_refused,
-            "num_not_sampled": len(problems.keys() - samples.groups.keys()),
-            "breakdown": _breakdown(accuracies, labelled, problems),
-            "option_orders": self._robustness(samples, problems),
-            "problems": labelled,
+            "num_not_sampled": len(problems) - samples.num_problems if problems else 0,
+            "breakdown": _breakdown(accuracies, figures.labelled, problems),
+            "option_orders": robustness(orders, figures.labelled) if orders else None,
+            "problems": figures.labelled,
             "per_problem": {**accuracies, **coverage},
         }
         result["table"] = make_table(_rows(result))
         self._tell(result, context)
-        predictions = context.output.with_name(context.output.stem + ".predictions.jsonl")
-        write_records(predictions, (make_prediction(samples, problem, rankings) for problem in samples.groups))
         return result
 
-    def _join_answers(self, samples: Samples, context: StageContext) -> None:
-        """Compare the distinct answers of all problems, several at a time; what votes ask afterwards is known."""
-        groups = list(samples.groups.values())
-        with context.progress("compare answers", len(groups), "problem") as progress, ThreadPoolExecutor(8) as threads:
-            num_apart = []
-            for done, classes in enumerate(threads.map(answer_classes, groups), 1):
-                num_apart += [classes.num_apart] if classes.num_apart else []
+    def _look(
+        self, samples: SampleRows, files: Sequence[ScoreFile], problems: Mapping[str, Problem], context: StageContext
+    ) -> dict[str, bool]:
+        """Look at every problem's scores once; problem → whether it is published with its answer, where options are
+        asked for in other orders."""
+        labels: dict[str, bool] = {}
+        for one in samples:
+            if problems:
+                check_known(one.id, problems, self.problems, samples.path)
+            for file in files:
+                file.look(one)
+            if self.option_orders:
+                labels[one.id] = one.is_labelled
+        for file in files:
+            file.settle(context)
+        return labels
+
+    def _predictions(
+        self,
+        samples: SampleRows,
+        files: Sequence[ScoreFile],
+        problems: Mapping[str, Problem],
+        figures: Figures,
+        orders: Mapping[str, dict[str, Choice]],
+        context: StageContext,
+    ) -> Iterator[Prediction]:
+        """Yield every problem's, and fill the figures and what was chosen under the given order. Distinct answers are
+        compared several problems at a time; what votes ask afterwards is known."""
+        num_apart, done, problems_left = [], 0, iter(samples)
+        with (
+            context.progress("compare answers", samples.num_problems, "problem") as progress,
+            ThreadPoolExecutor(8) as threads,
+        ):
+            while some := list(islice(problems_left, _TOGETHER)):
+                for classes in threads.map(answer_classes, (one.group for one in some)):
+                    num_apart += [classes.num_apart] if classes.num_apart else []
+                for one in some:
+                    rankings = [ranking for file in files for ranking in file.rankings(one)]
+                    figures.add(one, rankings)
+                    if orders:
+                        orders["given"][one.id] = choose(one, problems, self.problems)
+                    yield make_prediction(one, rankings)
+                done += len(some)
                 progress.update(done)
         if num_apart:
             context.counts["problems_with_uncompared_answers"] = len(num_apart)
@@ -165,81 +197,24 @@ class Evaluate:
                 log.warning("%d problems %s", result[name], said)
         log.info("%s\n%s", context.output, result["table"]["plain"])
 
-    def _rankings(self, samples: Samples, context: StageContext) -> Iterator[Ranking]:
-        for name, path in named_paths(self.scores, "stage.scores").items():
-            yield from read_rankings(path, name, self.aggregates, samples.trajectories())
-            if "scores" in next(iter_rows(path))[1]:  # outcome scores do not say it
-                note_seen(samples.groups, path, context, "look better by its scores than other problems would", name)
-
     def _orders(self) -> dict[str, Any]:
         if self.option_orders and not isinstance(self.option_orders, Mapping):
             raise BadInput(f"stage.option_orders must map names to files, got {str(self.option_orders)[:80]!r}")
         return {str(name): paths for name, paths in dict(self.option_orders or {}).items()}
 
-    def _robustness(self, samples: Samples, problems: Mapping[str, Problem]) -> dict[str, Any] | None:
+    def _read_orders(
+        self, labels: Mapping[str, bool], problems: Mapping[str, Problem], context: StageContext
+    ) -> dict[str, dict[str, Choice]]:
+        """Return what was chosen under the other orders, behind an empty one for the given order; {} without any."""
         named = self._orders()
         if not named:
-            return None
+            return {}
         if not problems:
             raise BadInput("stage.option_orders needs stage.problems: the problems of the input, with their options")
         if "given" in named:
             raise BadInput("stage.option_orders: 'given' is the input itself: choose another name")
-        groups = {p: [t] for p, t in samples.greedy.items()} or samples.groups
-        labels = {problem: has_gold(group[0].gold) for problem, group in groups.items()}
-        orders = {"given": choices(groups, problems, self.problems)}
-        orders |= {name: read_order(paths, name, labels) for name, paths in named.items()}
-        return robustness(orders, samples.labelled)
-
-
-def _accuracies(samples: Samples, rankings: Sequence[Ranking]) -> PerProblem:
-    """Return accuracy by metric, one value for each labelled problem."""
-    n = samples.num_samples
-    groups = [samples.groups[problem] for problem in samples.labelled]
-    table: PerProblem = {}
-    if samples.greedy:
-        table["greedy"] = [float(samples.greedy[problem].is_correct) for problem in samples.labelled]
-    table["mean"] = [sum(t.is_correct for t in group) / n for group in groups]
-    table[f"majority_{n}"] = [majority_vote(group) for group in groups]
-    for row in rankings:
-        table[f"best_of_{n}_{row.name}"] = [best_of(group, row.scores_of(group)) for group in groups]
-    for row in rankings:
-        table[f"weighted_{n}_{row.name}"] = [weighted_vote(group, row.weights_of(group)) for group in groups]
-    return table
-
-
-def _coverage(samples: Samples) -> PerProblem:
-    """Return pass@k for k = 1, 2, 4, ..., n, one value for each labelled problem."""
-    n = samples.num_samples
-    right = [sum(t.is_correct for t in samples.groups[problem]) for problem in samples.labelled]
-    return {f"pass_at_{k}": [pass_at_k(n, count, k) for count in right] for k in sizes_up_to(n)}
-
-
-_MEASURES: dict[str, tuple[str, Callable[[Trajectory], float]]] = {
-    "unparseable": ("share", lambda t: t.answer is None),
-    "cut_by_length": ("share", lambda t: t.finish_reason == "length"),
-    "response_tokens": ("tokens", lambda t: len(t.response_ids)),
-    "steps": ("steps", lambda t: len(t.steps)),
-    "response_chars": ("characters", lambda t: len(t.response)),
-}
-
-
-def _responses(samples: Samples) -> dict[str, dict[str, Interval]]:
-    """`{"samples": {measure: interval}, "greedy": ...}` over all problems, labelled or not.
-
-    Tokens are left out where a sampler returned no token ids.
-    """
-    kinds = {"samples": list(samples.groups.values()), "greedy": [[t] for t in samples.greedy.values()]}
-    figures = {}
-    for kind, groups in kinds.items():
-        has_ids = all(t.response_ids or not t.response for group in groups for t in group)
-        rows = {
-            name: [sum(map(measure, group)) / len(group) for group in groups]
-            for name, (_, measure) in _MEASURES.items()
-            if has_ids or name != "response_tokens"
-        }
-        if groups:
-            figures[kind] = intervals(rows)
-    return figures
+        others = {name: read_order(paths, name, labels, context.output) for name, paths in named.items()}
+        return {"given": {}, **others}
 
 
 def _labels(problem: Problem, name: str) -> list[str]:
@@ -276,7 +251,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
         rows += [make_row(name, orders[name]) for name in ("right_under_all", "right_under_any") if orders[name]]
         rows.append(make_row("flip_rate", orders["flip_rate"]))
     for kind, figures in result["responses"].items():
-        rows += [make_row(f"{name}, {kind}", figure, _MEASURES[name][0]) for name, figure in figures.items()]
+        rows += [make_row(f"{name}, {kind}", figure, MEASURES[name][0]) for name, figure in figures.items()]
     short = ("greedy", "mean", f"majority_{result['num_samples']}")
     for group, values in result["breakdown"].items():
         for value, figures in values.items():
@@ -285,20 +260,19 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def make_prediction(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
-    """Return one problem's predictions by every way of choosing."""
-    group, greedy = samples.groups[problem], samples.greedy.get(problem)
+def make_prediction(samples: ProblemSamples, rankings: Sequence[Ranking]) -> Prediction:
+    """Return a problem's predictions by every way of choosing."""
+    group, greedy = samples.group, samples.greedy
     majority = majority_answer(group)
-    is_labelled = has_gold(group[0].gold)
     right = greedy.is_correct if greedy is not None else bool(is_right(majority, group))
     return Prediction(
-        id=problem,
+        id=samples.id,
         answer=greedy.answer if greedy is not None else majority,
-        is_correct=right if is_labelled else None,
+        is_correct=right if samples.is_labelled else None,
         greedy_answer=greedy.answer if greedy is not None else None,
         majority_answer=majority,
         best_of={row.name: group[best_index(row.scores_of(group))].answer for row in rankings},
         weighted={row.name: winning_answer(group, row.weights_of(group)) for row in rankings},
         answers=[t.answer for t in group],
-        num_correct=sum(t.is_correct for t in group) if is_labelled else None,
+        num_correct=sum(t.is_correct for t in group) if samples.is_labelled else None,
     )

@@ -15,14 +15,14 @@ import numpy as np
 
 Interval = dict[str, float]  # {"mean", "low", "high", "n"}
 
-_CELLS = 2_000_000
+CELLS = 200_000  # draws times problems at a time: what bounds the memory
 
 
 def _bootstrap(table: np.ndarray, seed: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (low, high) of every row of `table` (metrics x problems)."""
     size = table.shape[1]
     rng = np.random.default_rng(seed)
-    block = max(1, min(500, _CELLS // size))
+    block = max(1, min(500, CELLS // size))
     means = []
     for start in range(0, draws, block):
         rows = min(block, draws - start)

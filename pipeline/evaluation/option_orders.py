@@ -8,10 +8,12 @@ as published; without it the order is the published one. Problem ids are the sam
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from espalier.data.records import BadInput, Problem, Trajectory
-from espalier.pipeline.evaluation.evaluation_inputs import check_known, has_gold, read_problems, read_samples
+from espalier.data.records import BadInput, Problem
+from espalier.data.row_index import ProblemRows
+from espalier.pipeline.evaluation.evaluation_inputs import ProblemSamples, SampleRows, check_known, read_problems
 from espalier.pipeline.evaluation.intervals import Interval, interval, intervals
 from espalier.rewards.votes import is_right, majority_answer
 
@@ -45,32 +47,32 @@ def chosen_option(answer: str | None, order: Sequence[int]) -> int | None:
     return order[index] if 0 <= index < len(order) else None
 
 
-def choices(
-    groups: Mapping[str, Sequence[Trajectory]], problems: Mapping[str, Problem], place: str
-) -> dict[str, Choice]:
-    """Problem → what was chosen: the answer of the one trajectory, or the majority's."""
-    chosen = {}
-    for problem, group in groups.items():
-        answer = majority_answer(group)
-        chosen[problem] = Choice(chosen_option(answer, option_order(problems[problem], place)), is_right(answer, group))
-    return chosen
+def choose(samples: ProblemSamples, problems: Mapping[str, Problem], place: str) -> Choice:
+    """Return what was chosen: the answer of the greedy solution, or the majority's."""
+    answer = majority_answer(samples.chosen)
+    option = chosen_option(answer, option_order(problems[samples.id], place))
+    return Choice(option, is_right(answer, samples.chosen))
 
 
-def read_order(paths: Mapping[str, Any], name: str, labels: Mapping[str, bool]) -> dict[str, Choice]:
-    """Return the choices under the order `name`. Raises BadInput where its problems are not those of `labels`."""
+def read_order(paths: Mapping[str, Any], name: str, labels: Mapping[str, bool], beside: Path) -> dict[str, Choice]:
+    """Problem → what was chosen under the order `name`; the index of its rows lies beside a file. Raises BadInput where
+    its problems are not those of `labels`."""
     setting = f"stage.option_orders.{name}"
     if not isinstance(paths, Mapping) or set(paths) != {"trajectories", "problems"}:
         raise BadInput(f"{setting} must name two files, trajectories and problems, got {str(paths)[:80]!r}")
-    samples = read_samples(paths["trajectories"])
-    if samples.groups.keys() != labels.keys():
-        problem = min(samples.groups.keys() ^ labels.keys())
-        raise BadInput(f"{paths['trajectories']}: not the same problems as the input ('{problem}' is only in one)")
-    other = next((p for p, group in samples.groups.items() if has_gold(group[0].gold) != labels[p]), None)
-    if other is not None:
-        raise BadInput(f"{paths['trajectories']}: problem '{other}' has a gold answer in one order only")
-    problems = read_problems(paths["problems"])
-    check_known(samples, problems, paths["problems"])
-    return choices(samples.groups, problems, paths["problems"])
+    with ProblemRows(beside) as rows:
+        samples = SampleRows(rows, paths["trajectories"])
+        here = {one.id: one.is_labelled for one in samples}
+        if here.keys() != labels.keys():
+            problem = min(here.keys() ^ labels.keys())
+            raise BadInput(f"{samples.path}: not the same problems as the input ('{problem}' is only in one)")
+        other = next((problem for problem, is_labelled in here.items() if is_labelled != labels[problem]), None)
+        if other is not None:
+            raise BadInput(f"{samples.path}: problem '{other}' has a gold answer in one order only")
+        problems = read_problems(paths["problems"])
+        for problem in here:
+            check_known(problem, problems, paths["problems"], samples.path)
+        return {one.id: choose(one, problems, paths["problems"]) for one in samples}
 
 
 def robustness(orders: Mapping[str, Mapping[str, Choice]], labelled: Sequence[str]) -> dict[str, Any]:

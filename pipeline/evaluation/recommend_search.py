@@ -24,7 +24,7 @@ from espalier.values.tree_values import read_trees
 log = logging.getLogger("stage")
 
 COSTS = {"tokens": "num_tokens", "scores": "num_scores", "seconds": "seconds"}
-READ_GOLD = ("CompletionsScorer", "ExactScorer")
+READ_GOLD = ("CompletionsScorer", "ExactScorer", "OutcomeReward", "VerifierReward")
 FEW_SAMPLES = 8  # of a problem: fewer put many problems into a bin of another difficulty
 
 

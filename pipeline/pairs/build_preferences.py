@@ -7,20 +7,21 @@
 
 Scores and values are joined by trajectory id, never by text. Trajectories with the same tokens are one. The pairs are
 a function of the samples and the seed alone: the order of the rows and other problems in the file change nothing.
+They are built problem by problem (`data.row_index`): no file is held in memory.
 `max_pairs` is a cap on the pairs of one problem, 0 for none. `part` and `held_out_share` read a part of the problems.
 """
 
 import logging
-import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.jsonl import iter_rows, read_records
+from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.data.splitters.react import react_steps
-from espalier.pipeline.pairs.pair_statistics import pair_statistics
+from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.pairs.process_pairs import (
     ProcessRule,
     Scored,
@@ -29,13 +30,21 @@ from espalier.pipeline.pairs.process_pairs import (
     up_to_first_error,
 )
 from espalier.pipeline.pairs.state_pairs import CHOSEN, WHICH, PartialRule, drawn, partial_pairs, step_pairs
-from espalier.pipeline.pairs.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
-from espalier.pipeline.prm.seen_problems import note_seen
+from espalier.pipeline.pairs.step_numbers import StepNumbers
+from espalier.pipeline.pairs.trajectory_groups import (
+    GroupCounts,
+    ProblemPart,
+    check_choice,
+    check_counts,
+    iter_groups,
+)
+from espalier.pipeline.prm.seen_problems import SeenCounts
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import aggregate, check_aggregate
-from espalier.values.step_values import without_gaps
 
 log = logging.getLogger("stage")
+
+MakePairs = Callable[[str, Sequence[Trajectory], Mapping[str, list[float]]], list[PreferencePair]]
 
 FLATTERED = "are ranked by scores that flatter"  # problems that the reward model was trained on
 
@@ -48,16 +57,19 @@ def outcome_pairs(group: Sequence[Trajectory], max_pairs: int, rng: random.Rando
     return [make_pair("outcome", (good, 1.0), (bad, 0.0)) for good, bad in drawn(everything, max_pairs, rng)]
 
 
-def report(pairs: list[PreferencePair], groups: Groups, context: StageContext) -> list[PreferencePair]:
-    """Return the pairs, and put into the counts what was read and left out, and the statistics of the pairs."""
-    context.counts.update(groups.counts)
-    context.counts["problems"] = len(groups.by_problem)
-    context.counts["problems_all_right"] = groups.num_of(right=True)
-    context.counts["problems_all_wrong"] = groups.num_of(right=False)
-    context.counts.update(pair_statistics(pairs))
-    if not pairs:
+def report(
+    made: Iterable[Sequence[PreferencePair]], counts: GroupCounts, context: StageContext
+) -> Iterator[PreferencePair]:
+    """Yield the pairs of one problem after the other; then put into the counts what was read and left out, and the
+    statistics of the pairs."""
+    statistics = PairStatistics()
+    for pairs in made:
+        statistics.add(pairs)
+        yield from pairs
+    figures = statistics.figures()
+    context.counts.update({**counts.figures(), **figures})
+    if not figures["pairs"]:
         log.warning("no pair: no problem has trajectories that differ enough (all right, or all wrong?)")
-    return pairs
 
 
 def problem_ids(path: str) -> set[str]:
@@ -68,42 +80,6 @@ def problem_ids(path: str) -> set[str]:
             raise BadInput(f"{place}: no problem_id: name trajectories, step values or pairs")
         ids.add(row["problem_id"])
     return ids
-
-
-def read_steps(values: str, scores: str, labels: str = "") -> dict[str, tuple[str, list[float]]]:
-    """Trajectory id → (problem id, one number a step), from the values or the labels of StepValues, or from StepScores,
-    whichever is named. Trajectories of which a value is not known are left out and counted; a missing label is nan.
-
-    Raises BadInput where more than one or none is.
-    """
-    if bool(values) + bool(scores) + bool(labels) != 1:
-        raise BadInput("name one of stage.values and stage.labels (StepValues) and stage.scores (StepScores)")
-    if labels:
-        return {
-            row.id: (row.problem_id, [math.nan if label is None else label for label in row.labels])
-            for row in read_records(StepValues, labels)
-        }
-    if values:
-        rows = without_gaps(read_records(StepValues, values), values)
-        return {row.id: (row.problem_id, numbers) for row, numbers in rows}
-    return {row.id: (row.problem_id, row.scores) for row in read_records(StepScores, scores)}
-
-
-def numbers_of_steps(
-    trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str, may_lack: bool = False
-) -> list[float]:
-    """Return the numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
-    if trajectory.id not in found:
-        raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
-    problem, numbers = found[trajectory.id]
-    if problem != trajectory.problem_id or len(numbers) != len(trajectory.steps):
-        raise BadInput(
-            f"{path}: '{trajectory.id}' has {len(numbers)} steps of problem '{problem}', its trajectory "
-            f"{len(trajectory.steps)} of '{trajectory.problem_id}': score these trajectories"
-        )
-    if not all(math.isfinite(number) or (may_lack and math.isnan(number)) for number in numbers):
-        raise BadInput(f"{path}: '{trajectory.id}' has a score that is no finite number: score again")
-    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +99,15 @@ class OutcomePreferences(ProblemPart):
         """None beside the trajectories."""
         return []
 
-    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Return pairs in the order of their problems' ids."""
-        groups = read_groups(input_path, self, keeps_cut=self.keeps_cut)
-        pairs: list[PreferencePair] = []
-        for problem, group in groups.by_problem.items():
-            pairs += outcome_pairs(group, self.max_pairs, random.Random(f"{self.seed}/{problem}"))
-        return report(pairs, groups, context)
+    def run(self, input_path: str, context: StageContext) -> Iterator[PreferencePair]:
+        """Yield pairs in the order of their problems' ids."""
+        counts = GroupCounts()
+        with ProblemRows(context.output) as rows:
+            rows.add(Trajectory, input_path)
+            groups = iter_groups(rows, self, counts, keeps_cut=self.keeps_cut)
+            made = (outcome_pairs(group, self.max_pairs, random.Random(f"{self.seed}/{problem}"))
+                    for _, problem, group in groups)  # fmt: skip
+            yield from report(made, counts, context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,29 +147,36 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         """Return the step scores, and the problems to exclude."""
         return [path for path in (self.scores, self.exclude) if path]
 
-    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Return pairs in the order of their problems' ids. Those whose scorer gave no score that can be read make no
+    def run(self, input_path: str, context: StageContext) -> Iterator[PreferencePair]:
+        """Yield pairs in the order of their problems' ids. Those whose scorer gave no score that can be read make no
         pair and are counted. Raises BadInput for a trajectory that is not in the scores."""
-        scores = read_steps("", self.scores)
-        unscored = {name for name, (_, numbers) in scores.items() if not numbers}
+        counts = GroupCounts()
+        with ProblemRows(context.output) as rows:
+            rows.add(Trajectory, input_path)
+            scores = StepNumbers(rows, StepScores, self.scores)
+            yield from report(self._made(rows, scores, counts, context), counts, context)
+
+    def _made(
+        self, rows: ProblemRows, scores: StepNumbers, counts: GroupCounts, context: StageContext
+    ) -> Iterator[list[PreferencePair]]:
         excluded = problem_ids(self.exclude) if self.exclude else set()
-        groups = read_groups(input_path, self)
-        consequence = "make no pair" if self.excludes_seen else FLATTERED
-        seen = note_seen(groups.by_problem, self.scores, context, consequence)
-        pairs: list[PreferencePair] = []
-        num_unscored = 0
-        for problem, group in groups.by_problem.items():
-            if self.excludes_seen and problem in seen:
+        seen, num_excluded, num_unscored = SeenCounts(self.scores), 0, 0
+        for number, problem, group in iter_groups(rows, self, counts):
+            known = scores.of(number)
+            num_excluded += problem in excluded
+            is_seen = seen.add(row.is_seen for row in scores.records)
+            if self.excludes_seen and is_seen:
                 continue
-            known = [t for t in group if t.id not in unscored]
-            num_unscored += len(group) - len(known)
-            scored: list[Scored] = [self._scored(t, numbers_of_steps(t, scores, self.scores)) for t in known]
-            made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
-            pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
-        context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
+            unscored = {row.id for row in scores.records} - known.keys()
+            rest = [t for t in group if t.id not in unscored]
+            num_unscored += len(group) - len(rest)
+            scored: list[Scored] = [self._scored(t, scores.of_steps(t)) for t in rest]
+            pairs = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
+            yield [p for p in pairs if not (problem in excluded and p.kind == "process_correct")]
+        seen.note(context, "make no pair" if self.excludes_seen else FLATTERED)
+        context.counts["problems_excluded"] = num_excluded
         if num_unscored:
             context.counts["without_score"] = num_unscored
-        return report(pairs, groups, context)
 
     def _scored(self, trajectory: Trajectory, scores: Sequence[float]) -> Scored:
         score = self.score(trajectory, scores)
@@ -236,15 +221,13 @@ class StepPreferences(ProblemPart):
         """Return the step values or the step scores."""
         return [path for path in (self.values, self.labels, self.scores) if path]
 
-    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Return pairs in the order of their problems' ids."""
-        groups, values = _with_values(self, input_path, self.labels)
-        if self.scores:
-            note_seen(groups.by_problem, self.scores, context, FLATTERED)
-        pairs: list[PreferencePair] = []
-        for group in groups.by_problem.values():
-            pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs, self.chosen)
-        return report(pairs, groups, context)
+    def run(self, input_path: str, context: StageContext) -> Iterator[PreferencePair]:
+        """Yield pairs in the order of their problems' ids."""
+
+        def make(_: str, group: Sequence[Trajectory], values: Mapping[str, list[float]]) -> list[PreferencePair]:
+            return step_pairs(group, values, self.margin, self.which, self.max_pairs, self.chosen)
+
+        yield from _valued_pairs(self, input_path, context, make, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,21 +246,35 @@ class PartialPreferences(PartialRule, ProblemPart):
         """Return the step values, or the step scores."""
         return [path for path in (self.values, self.scores) if path]
 
-    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Return pairs in the order of their problems' ids."""
-        groups, values = _with_values(self, input_path)
-        if self.scores:
-            note_seen(groups.by_problem, self.scores, context, FLATTERED)
-        pairs: list[PreferencePair] = []
-        for problem, group in groups.by_problem.items():
-            pairs += partial_pairs(group, values, self, random.Random(f"{self.seed}/{problem}"))
-        return report(pairs, groups, context)
+    def run(self, input_path: str, context: StageContext) -> Iterator[PreferencePair]:
+        """Yield pairs in the order of their problems' ids."""
+
+        def make(problem: str, group: Sequence[Trajectory], values: Mapping[str, list[float]]) -> list[PreferencePair]:
+            return partial_pairs(group, values, self, random.Random(f"{self.seed}/{problem}"))
+
+        yield from _valued_pairs(self, input_path, context, make)
 
 
-def _with_values(stage: Any, input_path: str, labels: str = "") -> tuple[Groups, dict[str, list[float]]]:
-    """Return the trajectories that have values, and the values of theirs."""
-    numbers = {name: row for name, row in read_steps(stage.values, stage.scores, labels).items() if row[1]}
-    groups = read_groups(input_path, stage, known=numbers)
-    path = stage.values or stage.scores or labels
-    rows = [trajectory for group in groups.by_problem.values() for trajectory in group]
-    return groups, {row.id: numbers_of_steps(row, numbers, path, bool(labels)) for row in rows}
+def _valued_pairs(
+    stage: Any, input_path: str, context: StageContext, make: MakePairs, labels: str = ""
+) -> Iterator[PreferencePair]:
+    """Yield the pairs that are made of the trajectories of each problem that have values. Raises BadInput where more
+    than one file of numbers is named, or none."""
+    if bool(stage.values) + bool(stage.scores) + bool(labels) != 1:
+        raise BadInput("name one of stage.values and stage.labels (StepValues) and stage.scores (StepScores)")
+    path, counts = stage.values or stage.scores or labels, GroupCounts()
+    seen = SeenCounts(path)
+
+    def made(rows: ProblemRows, numbers: StepNumbers) -> Iterator[list[PreferencePair]]:
+        for _, problem, group in iter_groups(rows, stage, counts, known=numbers.of):
+            if stage.scores:
+                seen.add(row.is_seen for row in numbers.records)
+            yield make(problem, group, {row.id: numbers.of_steps(row) for row in group})
+        numbers.note_gaps()
+        if stage.scores:
+            seen.note(context, FLATTERED)
+
+    with ProblemRows(context.output) as rows:
+        rows.add(Trajectory, input_path)
+        numbers = StepNumbers(rows, StepScores if stage.scores else StepValues, path, bool(labels))
+        yield from report(made(rows, numbers), counts, context)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from itertools import combinations, zip_longest
 
 from espalier.data.records import BadInput, PreferencePair, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.data.tasks.scored import ScoredTask
 from espalier.pipeline.pairs.pair_statistics import pair_statistics
 from espalier.pipeline.pairs.process_pairs import Scored, make_pair
-from espalier.pipeline.pairs.trajectory_groups import ProblemPart, check_counts, read_groups
+from espalier.pipeline.pairs.trajectory_groups import GroupCounts, ProblemPart, check_counts, iter_groups
 from espalier.pipeline.stage import StageContext
 
 
@@ -63,15 +64,18 @@ class DrawComparisons(ProblemPart):
         task = context.task
         if not isinstance(task, ScoredTask):
             raise BadInput("comparisons are drawn by a task's true reward: set task=shopping_notes")
-        groups = read_groups(input_path, self, keeps_cut=True)
-        orders = [list(self._pairs(name, group, task)) for name, group in groups.by_problem.items()]
+        counts = GroupCounts()
+        with ProblemRows(context.output) as rows:
+            rows.add(Trajectory, input_path)
+            groups = iter_groups(rows, self, counts, keeps_cut=True)
+            orders = [list(self._pairs(name, group, task)) for _, name, group in groups]
         random.Random(f"{self.seed}/problems").shuffle(orders)
         pairs = [pair for turn in zip_longest(*orders) for pair in turn if pair is not None]
         if len(pairs) < self.num_pairs:
             raise BadInput(f"{input_path}: {len(pairs)} comparisons can be drawn, {self.num_pairs} are asked for: "
                            "sample more problems, or raise stage.pairs_per_problem")  # fmt: skip
         kept = pairs[: self.num_pairs] if self.num_pairs else pairs
-        context.counts.update(groups.counts)
+        context.counts.update(+counts.by_reason)
         context.counts["in_true_order"] = sum(pair.chosen_score > pair.rejected_score for pair in kept)
         context.counts["of_equal_reward"] = sum(pair.chosen_score == pair.rejected_score for pair in kept)
         context.counts.update(pair_statistics(kept))

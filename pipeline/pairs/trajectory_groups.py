@@ -1,27 +1,36 @@
 """Trajectories by problem: each distinct one once, in the order they were sampled, whatever the order of the rows.
 
+One problem's are in memory at a time (`data.row_index`).
+
 Everything that chooses among the samples of a problem (preference pairs, demonstrations) reads them through here,
 so that "distinct", "cut" and "which part of the problems" mean the same everywhere, and what is left out is counted.
 """
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.data.examples.token_examples import is_held_out
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.data.steps import check_ends
 
 PARTS = ("all", "train", "held_out")
 
 
-def sample_order(identity: str) -> tuple[Any, ...]:
-    """Sorts ids as they were given out: `p/2` before `p/10`."""
+def sample_order(identity: str) -> bytes:
+    """Return what sorts ids as they were given out: `p/2` before `p/10`, on disk too.
+
+    Texts and numbers take turns, and the id itself decides between equal ones. A text ends with a zero byte, behind
+    which stands 1 for a number, 0 for the end, and 255 where the zero byte is the text's: so bytes compare as the
+    parts do.
+    """
     parts = re.split(r"([0-9]{1,18})", identity)
-    return (*(int(part) if place % 2 else part for place, part in enumerate(parts)), identity)
+    keys = [b"\1" + int(part).to_bytes(8, "big") if place % 2 else part.encode("utf-8", "surrogatepass")
+            .replace(b"\0", b"\0\xff") + b"\0" for place, part in enumerate(parts)]  # fmt: skip
+    return b"".join([*keys, b"\0", identity.encode("utf-8", "surrogatepass")])
 
 
 def capped(items: Sequence[Any], limit: int) -> list[Any]:
@@ -93,30 +102,51 @@ def group_distinct(
     return {problem: list(group.values()) for problem, group in groups.items()}
 
 
-@dataclass(frozen=True)
-class Groups:
-    """`by_problem` as of `group_distinct`; `counts`: `read`, and what was left out and why."""
+@dataclass
+class GroupCounts:
+    """What was read of trajectories and left out; `by_reason`: `read`, `other_part`, `unknown`, and as of
+    `group_distinct`. Problems all of whose trajectories are right (or wrong) make no pair by outcome."""
 
-    by_problem: dict[str, list[Trajectory]]
-    counts: Counter[str]
+    by_reason: Counter[str] = field(default_factory=Counter)
+    problems: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
 
-    def num_of(self, *, right: bool) -> int:
-        """Return problems whose trajectories are all right (or all wrong): they make no pair by outcome."""
-        return sum(all(t.is_correct == right for t in group) for group in self.by_problem.values())
+    def add(self, group: Sequence[Trajectory]) -> None:
+        """Take in the trajectories of a problem that are left."""
+        self.problems += 1
+        self.all_right += all(t.is_correct for t in group)
+        self.all_wrong += not any(t.is_correct for t in group)
+
+    def figures(self) -> dict[str, int]:
+        """Return what a stage puts into its counts."""
+        return {**+self.by_reason, "problems": self.problems, "problems_all_right": self.all_right,
+                "problems_all_wrong": self.all_wrong}  # fmt: skip
 
 
-def read_groups(
-    path: str, part: ProblemPart, *, keeps_cut: bool = False, known: Container[str] | None = None
-) -> Groups:
-    """Return the groups of a file of trajectories. With `known`, trajectories whose id is not there are left out and
-    counted as `unknown`."""
-    rows = read_records(Trajectory, path)
-    counts = Counter({"read": len(rows)})
-    mine = [row for row in rows if part.holds(row.problem_id)]
-    counts["other_part"] = len(rows) - len(mine)
-    if known is not None:
-        here = [row for row in mine if row.id in known]
-        counts["unknown"] = len(mine) - len(here)
-        mine = here
-    groups = group_distinct(mine, keeps_cut, counts)
-    return Groups(groups, +counts)
+def iter_groups(
+    rows: ProblemRows,
+    part: ProblemPart,
+    counts: GroupCounts,
+    *,
+    keeps_cut: bool = False,
+    known: Callable[[int], Collection[str]] | None = None,
+) -> Iterator[tuple[int, str, list[Trajectory]]]:
+    """Yield (the problem in `rows`, its id, its group as of `group_distinct`) of every problem that has one, by the
+    order of their ids; the trajectories are the first file of `rows`.
+
+    `known` is asked for every problem of any file which ids of trajectories are known there: others are left out and
+    counted as `unknown`.
+    """
+    for problem in rows.problems_by_id(sample_order):
+        names = None if known is None else known(problem)
+        trajectories: list[Trajectory] = rows.rows(0, problem)
+        counts.by_reason["read"] += len(trajectories)
+        if not trajectories or not part.holds(trajectories[0].problem_id):
+            counts.by_reason["other_part"] += len(trajectories)
+            continue
+        here = [row for row in trajectories if names is None or row.id in names]
+        counts.by_reason["unknown"] += len(trajectories) - len(here)
+        for name, group in group_distinct(here, keeps_cut, counts.by_reason).items():
+            counts.add(group)
+            yield problem, name, group

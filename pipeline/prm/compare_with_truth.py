@@ -18,6 +18,7 @@ import numpy as np
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem, StepScores, Trajectory
+from espalier.data.tasks.enumerable import positions
 from espalier.pipeline.evaluation.intervals import resampled
 from espalier.pipeline.prm.prm_calibration import auc, index_shares
 from espalier.pipeline.prm.seen_problems import note_seen
@@ -56,6 +57,11 @@ class CompareWithTruth:
         if not hasattr(context.task, "position"):
             raise BadInput("only an enumerable task knows which steps are right: set task=word_arithmetic, "
                            "long_arithmetic or rule_logic")  # fmt: skip
+        return measures(self.judged_steps(input_path, context), context)
+
+    def judged_steps(self, input_path: str, context: StageContext) -> list[JudgedStep]:
+        """Return every distinct inner step, in the order of the trajectories. Raises BadInput as `run`, where the task
+        knows the truth."""
         scores = {row.id: row for row in read_records(StepScores, self.scores)}
         problems = {problem.id: problem for problem in context.task.problems(self.split)}
         rows = read_records(Trajectory, input_path)
@@ -63,7 +69,7 @@ class CompareWithTruth:
         steps = self._judge(rows, scores, problems, context)
         if not steps:
             raise BadInput(f"{input_path}: no inner step of a problem that the reward model has not seen")
-        return measures(steps, context)
+        return steps
 
     def _judge(
         self,
@@ -85,8 +91,9 @@ class CompareWithTruth:
                                "task and task.* as they were sampled")  # fmt: skip
             if scored.is_seen:
                 continue
+            places = positions(context.task, problem, row.steps, row.id)
             for number, (end, score) in enumerate(zip(row.step_ends[:-1], scored.scores, strict=False), 1):
-                place = context.task.position(problem, row.steps[:number])
+                place = places[number - 1]
                 is_right = place is not None and place.is_right
                 key = row.problem_id, tuple(row.response_ids[:end])
                 found.setdefault(key, JudgedStep(row.problem_id, number, score, is_right))

@@ -92,17 +92,20 @@ class ExportTrees:
         return [self.problems]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Row]:
-        """Return a row per tree. Raises BadInput for a tree of no such problem, one of several gold answers, and where
-        no state of any tree has completions."""
-        questions = {problem.id: problem.question for problem in read_records(Problem, self.problems)}
+        """Return a row per tree. Raises BadInput for a tree of no such problem, or of another one of that id, one of
+        several gold answers, and where no state of any tree has completions."""
+        problems = {problem.id: problem for problem in read_records(Problem, self.problems)}
         trees = read_trees(input_path, needs_completions=True)
         rows, num_unclear = list[Row](), 0
         for tree in trees:
-            if tree.problem_id not in questions:
+            if tree.problem_id not in problems:
                 raise BadInput(f"{self.problems}: no problem '{tree.problem_id}', which {input_path} holds a tree of")
             if not isinstance(tree.gold, str):
                 raise BadInput(f"{input_path}: '{tree.id}' has several gold answers, and math_aps publishes one")
-            question = questions[tree.problem_id]
+            question = problems[tree.problem_id].question
+            if question not in tree.prompt or problems[tree.problem_id].gold != tree.gold:
+                raise BadInput(f"{input_path}: '{tree.id}' is the tree of another problem than '{tree.problem_id}' of "
+                               f"{self.problems}: name the file that was searched")  # fmt: skip
             steps = tree_form(tree, question) if self.form == "tree" else flat_form(tree, question)
             num_unclear += steps is None
             if steps is not None:

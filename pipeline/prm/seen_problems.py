@@ -1,53 +1,80 @@
 """Problems that a reward model was trained on, by what its scores say (`StepScores.is_seen`)."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from espalier.data.jsonl import read_records
-from espalier.data.records import StepScores
+from espalier.data.jsonl import iter_rows
+from espalier.data.records import StepScores, parse_record
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 
-Flags = Mapping[str, list[bool | None]]  # problem id → what the scores of each of its trajectories say
+Flags = Mapping[str, set[bool | None]]  # problem id → what the scores of its trajectories say
+
+
+@dataclass
+class SeenCounts:
+    """Takes in problem by problem what the scores of its trajectories say."""
+
+    scores: str
+    """their file"""
+    name: str = ""
+    """the scorer's, where there are several"""
+    num_problems: int = 0
+    num_seen: int = 0
+    num_unknown: int = 0
+
+    def add(self, flags: Iterable[bool | None]) -> bool:
+        """Take in a problem; whether the reward model was trained on it."""
+        kinds = set(flags)
+        self.num_problems += 1
+        self.num_seen += True in kinds
+        self.num_unknown += None in kinds
+        return True in kinds
+
+    def note(self, context: StageContext, consequence: str) -> None:
+        """Count the problems that were seen and warn of them, with the `consequence`; then `note_unknown`."""
+        context.counts[self._key("problems_seen_by_the_reward_model")] = self.num_seen
+        if self.num_seen:
+            log.warning("%s: %d of %d problems were in the reward model's training set and %s", self.scores,
+                        self.num_seen, self.num_problems, consequence)  # fmt: skip
+        self.note_unknown(context)
+
+    def note_unknown(self, context: StageContext) -> None:
+        """Count the problems of which the scores do not say it, and warn of them."""
+        if self.num_unknown:
+            context.counts[self._key("problems_perhaps_seen")] = self.num_unknown
+            log.warning("%s: of %d of %d problems nobody knows whether the reward model was trained on them: score "
+                        "again with a model that has training_problems.json", self.scores, self.num_unknown,
+                        self.num_problems)  # fmt: skip
+
+    def _key(self, count: str) -> str:
+        return f"{count}_{self.name}" if self.name else count
 
 
 def note_seen(
     problems: Collection[str], scores: str, context: StageContext, consequence: str, name: str = ""
 ) -> set[str]:
-    """Return which of the problems the reward model behind the scores was trained on. Warn of them with their number
-    and the `consequence`, and of those of which the scores do not say it; count both, by the scores' `name` where there
-    are several."""
-    mine = _flags(problems, scores)
-    seen = {problem for problem, is_seen in mine.items() if True in is_seen}
-    context.counts[_key("problems_seen_by_the_reward_model", name)] = len(seen)
-    if seen:
-        log.warning("%s: %d of %d problems were in the reward model's training set and %s", scores, len(seen),
-                    len(mine), consequence)  # fmt: skip
-    _warn_of_unknown(mine, scores, context, name)
+    """Return which of the problems the reward model behind the scores was trained on; `SeenCounts.note`."""
+    flags, counts = _flags(scores), SeenCounts(scores, name)
+    seen = {problem for problem in problems if counts.add(flags.get(problem, ()))}
+    counts.note(context, consequence)
     return seen
 
 
 def note_unknown(problems: Collection[str], scores: str, context: StageContext, name: str = "") -> None:
     """Warn of the problems of which the scores do not say whether the reward model was trained on them, and count them,
     by the scores' `name` where there are several."""
-    _warn_of_unknown(_flags(problems, scores), scores, context, name)
+    flags, counts = _flags(scores), SeenCounts(scores, name)
+    for problem in problems:
+        counts.add(flags.get(problem, ()))
+    counts.note_unknown(context)
 
 
-def _key(count: str, name: str) -> str:
-    return f"{count}_{name}" if name else count
-
-
-def _flags(problems: Collection[str], scores: str) -> Flags:
-    flags: dict[str, list[bool | None]] = {}
-    for row in read_records(StepScores, scores):
-        flags.setdefault(row.problem_id, []).append(row.is_seen)
-    return {problem: flags.get(problem, []) for problem in problems}
-
-
-def _warn_of_unknown(mine: Flags, scores: str, context: StageContext, name: str) -> None:
-    unknown = sum(None in is_seen for is_seen in mine.values())
-    if unknown:
-        context.counts[_key("problems_perhaps_seen", name)] = unknown
-        log.warning("%s: of %d of %d problems nobody knows whether the reward model was trained on them: score again "
-                    "with a model that has training_problems.json", scores, unknown, len(mine))  # fmt: skip
+def _flags(scores: str) -> Flags:
+    flags: dict[str, set[bool | None]] = {}
+    for place, row in iter_rows(scores):
+        record = parse_record(StepScores, row, place)
+        flags.setdefault(record.problem_id, set()).add(record.is_seen)
+    return flags

@@ -11,6 +11,7 @@ from typing import Any
 from espalier.data.jsonl import iter_rows
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajectory, parse_record
+from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
 from espalier.data.training_problems import FILE
@@ -43,7 +44,7 @@ def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> 
 
     own = TOKENS if kind is Trajectory else TASK
     if wanted == "auto":
-        is_from_here = (Path(folder) / FILE).is_file()
+        is_from_here = any((Path(folder) / name).is_file() for name in (FILE, RESPONSES_FILE))
         if not is_from_here and (row := row_by_name(name)):
             return row
         if is_from_here or is_log_ratio_reward(folder) or (own == TOKENS and _has_own_head(load_config(folder))):

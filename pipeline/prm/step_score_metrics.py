@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from espalier.pipeline.evaluation.intervals import Interval
+from espalier.pipeline.evaluation.intervals import CELLS, Interval
 
 Figures = dict[str, np.ndarray]
 
@@ -134,7 +134,7 @@ def figure_intervals(
     size = len(counts)
     flat = counts.reshape(size, -1)
     rng = np.random.default_rng(seed)
-    block = max(1, min(500, 2_000_000 // max(size, 1)))
+    block = max(1, min(500, CELLS // max(size, 1)))
     drawn: dict[str, list[np.ndarray]] = {}
     for start in range(0, draws, block):
         rows = min(block, draws - start)

@@ -1,7 +1,8 @@
 """Trajectory → Verification by a task that knows the truth of every step: a teacher of rationales without a model.
 
 For every question it goes through the steps, says of each whether the solution is right so far, and stops at the first
-that is not. **The teacher is imperfect on purpose**: with probability `mistake_rate` it says the opposite about a step.
+that is not; in the words of `verifier@stage.verifier=each_step` where a verdict per step is asked for. **The teacher is
+imperfect on purpose**: with probability `mistake_rate` it says the opposite about a step.
 Its verdict follows from what it said, so that some verdicts are not the truth, as with a model.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from espalier.data.judgements import Verification
 from espalier.data.records import BadInput
 from espalier.data.solutions_to_verify import Question, questions_about, read_solutions, with_task_truth
+from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.verification import VerifierFormat, verdict_name
 from espalier.pipeline.stage import StageContext
 
@@ -20,7 +22,7 @@ from espalier.pipeline.stage import StageContext
 class WriteRationales:
     """`split`: the one of the task that the trajectories answer; `mistake_rate` in [0, 1] per step."""
 
-    verifier: VerifierFormat
+    verifier: VerifierFormat | StepVerdictFormat
     split: str = "train"
     mistake_rate: float = 0.05
     seed: int = 0
@@ -47,11 +49,16 @@ class WriteRationales:
     def _write(self, asked: Question) -> Verification:
         name = f"{asked.id}/0"
         rng = random.Random(f"{self.seed}/{name}")
-        lines, is_yes = [], True
-        for step, is_right in zip(asked.steps, asked.solution.steps_right, strict=False):
-            is_yes = bool(is_right) != (rng.random() < self.mistake_rate)
-            lines.append(f"{step.strip()}: {'right' if is_yes else 'wrong'}")
-            if not is_yes:
+        verdicts: list[bool] = []
+        for _, is_right in zip(asked.steps, asked.solution.steps_right, strict=False):
+            verdicts.append(bool(is_right) != (rng.random() < self.mistake_rate))
+            if not verdicts[-1]:
                 break
-        text = self.verifier.answer(is_yes, "\n".join(lines))
+        is_yes = all(verdicts)
+        if isinstance(self.verifier, StepVerdictFormat):
+            text = self.verifier.answer(asked.steps, verdicts)
+        else:
+            said = zip(asked.steps, verdicts, strict=False)
+            lines = [f"{step.strip()}: {'right' if is_right else 'wrong'}" for step, is_right in said]
+            text = self.verifier.answer(is_yes, "\n".join(lines))
         return Verification(name, asked.id, asked.solution.problem_id, asked.digest, verdict_name(is_yes), text, "stop")

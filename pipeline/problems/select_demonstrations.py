@@ -4,20 +4,22 @@
   `max_per_problem: 10, distinct_by: none`.
 - **Rejection sampling fine-tuning** (Yuan et al. 2023): one of each list of equations: `distinct_by: equations`.
 - **Best of n**: the highest-scored by a reward model: `order: best`, with `scores`.
+
+One problem's are in memory at a time (`data.row_index`).
 """
 
 import logging
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
-from espalier.data.jsonl import read_records
-from espalier.data.records import BadInput, Demonstration, Trajectory
-from espalier.pipeline.pairs.build_preferences import numbers_of_steps, read_steps
+from espalier.data.records import BadInput, Demonstration, StepScores, Trajectory
+from espalier.data.row_index import ProblemRows
+from espalier.pipeline.pairs.step_numbers import Numbers, StepNumbers, numbers_of_steps
 from espalier.pipeline.pairs.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import aggregate, check_aggregate
@@ -73,37 +75,48 @@ class SelectDemonstrations(ProblemPart):
         """Return the step scores, if solutions are ranked."""
         return [self.scores] if self.scores else []
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[Demonstration]:
-        """Return demonstrations in the order of their ids, whatever the order of the rows."""
-        rows = [row for row in read_records(Trajectory, input_path) if self.holds(row.problem_id)]
-        groups: dict[str, list[Trajectory]] = {row.problem_id: [] for row in rows}
-        for row in rows:
-            if row.is_correct and len(row.steps) >= self.min_steps:
-                groups[row.problem_id].append(row)
-        scores = read_steps("", self.scores) if self.scores else {}
-        chosen: list[Trajectory] = []
-        num_repeated = 0
-        for problem, group in groups.items():
-            distinct = self._distinct(self._ordered(problem, group, scores))
-            num_repeated += len(group) - len(distinct)
-            chosen += capped(distinct, self.max_per_problem)
-        chosen.sort(key=lambda row: (sample_order(row.problem_id), sample_order(row.id)))
-        context.counts.update(
-            trajectories=len(rows),
-            right=sum(row.is_correct for row in rows),
-            repeated=num_repeated,
-            problems=len(groups),
-            problems_covered=len({row.problem_id for row in chosen}),
-            characters_mean=round(fmean([len(row.response) for row in chosen] or [0]), 1),
-            steps_mean=round(fmean([len(row.steps) for row in chosen] or [0]), 2),
+    def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration]:
+        """Yield demonstrations in the order of their ids, whatever the order of the rows."""
+        totals: Counter[str] = Counter(
+            trajectories=0, right=0, repeated=0, problems=0, problems_covered=0, characters=0, steps=0, chosen=0
         )
-        if not chosen:
+        with ProblemRows(context.output) as rows:
+            rows.add(Trajectory, input_path)
+            numbers = StepNumbers(rows, StepScores, self.scores) if self.scores else None
+            for problem in rows.problems_by_id(sample_order):
+                group = rows.rows(0, problem)
+                if not group or not self.holds(group[0].problem_id):
+                    continue
+                chosen = self._chosen(group, numbers.of(problem) if numbers else {}, totals)
+                yield from (Demonstration(row.id, row.prompt, row.response) for row in chosen)
+        num_chosen = totals.pop("chosen")
+        characters, steps = totals.pop("characters"), totals.pop("steps")
+        context.counts.update(
+            totals,
+            characters_mean=round(characters / max(num_chosen, 1), 1),
+            steps_mean=round(steps / max(num_chosen, 1), 2),
+        )
+        if not num_chosen:
             log.warning("no demonstration: no solution is right")
-        return [Demonstration(row.id, row.prompt, row.response) for row in chosen]
 
-    def _ordered(
-        self, problem: str, group: list[Trajectory], scores: Mapping[str, tuple[str, list[float]]]
-    ) -> list[Trajectory]:
+    def _chosen(self, group: Sequence[Trajectory], scores: Numbers, totals: Counter[str]) -> list[Trajectory]:
+        """Return a problem's solutions to imitate, in the order of their ids; `totals` gets what was seen of it."""
+        long = [row for row in group if row.is_correct and len(row.steps) >= self.min_steps]
+        distinct = self._distinct(self._ordered(group[0].problem_id, long, scores))
+        chosen = sorted(capped(distinct, self.max_per_problem), key=lambda row: sample_order(row.id))
+        totals.update(
+            trajectories=len(group),
+            right=sum(row.is_correct for row in group),
+            repeated=len(long) - len(distinct),
+            problems=1,
+            problems_covered=bool(chosen),
+            characters=sum(len(row.response) for row in chosen),
+            steps=sum(len(row.steps) for row in chosen),
+            chosen=len(chosen),
+        )
+        return chosen
+
+    def _ordered(self, problem: str, group: list[Trajectory], scores: Numbers) -> list[Trajectory]:
         group = sorted(group, key=lambda row: sample_order(row.id))
         if self.order == "best":
             values = {row.id: aggregate(numbers_of_steps(row, scores, self.scores), self.how) for row in group}

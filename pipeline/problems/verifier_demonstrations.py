@@ -1,7 +1,8 @@
 """Solutions of which the truth is known → Demonstration: what a generative verifier learns (arXiv 2408.15240).
 
 - **direct**: the question about every solution, and ` Yes` or ` No`;
-- **chain of thought** (`verifications` are named): those rationales whose verdict agrees with the truth.
+- **chain of thought** (`verifications` are named): those rationales whose verdict agrees with the truth; with a verdict
+  per step, all of them up to the first wrong step.
 
 Right and wrong ones are equally many in the end: first at most `max_per_problem` of each class per problem, then as
 many of the larger class as of the smaller, drawn by the seed. Everything that is left out is counted with its reason.
@@ -18,6 +19,7 @@ from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, Demonstration
 from espalier.data.solutions_to_verify import Question, check_asked, questions_about, read_solutions, with_task_truth
+from espalier.data.step_verdicts import Mismatch, StepVerdictFormat
 from espalier.data.verification import VerifierFormat
 from espalier.pipeline.pairs.trajectory_groups import ProblemPart, capped, check_counts, sample_order
 from espalier.pipeline.stage import StageContext
@@ -40,7 +42,7 @@ class MakeVerifierDemonstrations(ProblemPart):
     as of `data.solutions_to_verify`; `split`: of the task that knows the truth about steps of trajectories;
     `max_per_problem`: of each class, 0 for no cap; `seed`: for what is drawn."""
 
-    verifier: VerifierFormat
+    verifier: VerifierFormat | StepVerdictFormat
     verifications: str = ""
     kind: str = "trajectories"
     template: PromptTemplate | None = None
@@ -84,7 +86,7 @@ class MakeVerifierDemonstrations(ProblemPart):
 
     def _questions(self, path: str, context: StageContext, reasons: Counter[str]) -> list[Question]:
         solutions = [row for row in read_solutions(path, self.kind, self.template) if self.holds(row.problem_id)]
-        if self.verifier.unit == "step" and self.kind == "trajectories":
+        if self.verifier.unit != "solution" and self.kind == "trajectories":
             solutions = with_task_truth(solutions, context.task, self.split)
         kept = []
         for asked in questions_about(solutions, self.verifier):
@@ -96,13 +98,9 @@ class MakeVerifierDemonstrations(ProblemPart):
         return kept
 
     def _direct(self, questions: Sequence[Question]) -> list[Candidate]:
-        return [self._candidate(asked, asked.id, None) for asked in questions]
-
-    def _candidate(self, asked: Question, name: str, rationale: str | None) -> Candidate:
-        assert asked.is_right is not None
-        prompt = self.verifier.ask(asked.solution.prompt, asked.steps, has_rationale=rationale is not None)
-        row = Demonstration(name, prompt, self.verifier.answer(asked.is_right, rationale))
-        return Candidate(row, asked.solution.problem_id, asked.is_right)
+        if isinstance(self.verifier, StepVerdictFormat):
+            raise BadInput("verdicts per step are learnt from rationales: name stage.verifications")
+        return [_candidate(self.verifier, asked, asked.id, None) for asked in questions]
 
     def _with_rationales(self, questions: Sequence[Question], reasons: Counter[str]) -> list[Candidate]:
         known = {asked.id: asked for asked in questions}
@@ -114,17 +112,11 @@ class MakeVerifierDemonstrations(ProblemPart):
             num_about += 1
             asked = known[row.question_id]
             check_asked(row, asked.digest, self.verifications)
-            verdict = self.verifier.read(row.response) if row.finish_reason == "stop" else None
-            if verdict is None:
-                reasons["no verdict to read"] += 1
-            elif verdict.is_yes != asked.is_right:
-                reasons["verdict is not the truth"] += 1
-            elif not verdict.rationale:
-                reasons["no rationale before the verdict"] += 1
-            elif self.verifier.asks_twice(verdict):
-                reasons["several verdicts"] += 1
+            learnt = _learnt(self.verifier, row, asked)
+            if isinstance(learnt, str):
+                reasons[learnt] += 1
             else:
-                found.append(self._candidate(asked, row.id, verdict.rationale))
+                found.append(learnt)
         if not num_about:
             raise BadInput(f"{self.verifications}: no rationale of it is about a solution of the input: name the file "
                            "that was made from the input, with the same verifier")  # fmt: skip
@@ -145,3 +137,40 @@ class MakeVerifierDemonstrations(ProblemPart):
         reasons["more than of the other class"] += capped_number - 2 * number
         rng = random.Random(f"verifier/{self.seed}")
         return [one for is_right in (True, False) for one in rng.sample(by_class[is_right], number)]
+
+
+def _candidate(verifier: VerifierFormat, asked: Question, name: str, rationale: str | None) -> Candidate:
+    assert asked.is_right is not None
+    prompt = verifier.ask(asked.solution.prompt, asked.steps, has_rationale=rationale is not None)
+    row = Demonstration(name, prompt, verifier.answer(asked.is_right, rationale))
+    return Candidate(row, asked.solution.problem_id, asked.is_right)
+
+
+def _learnt(verifier: VerifierFormat | StepVerdictFormat, row: Verification, asked: Question) -> Candidate | str:
+    """Return what is learnt from a rationale, or why nothing is."""
+    if isinstance(verifier, StepVerdictFormat):
+        return _learnt_per_step(verifier, row, asked)
+    verdict = verifier.read(row.response) if row.finish_reason == "stop" else None
+    if verdict is None:
+        return "no verdict to read"
+    if verdict.is_yes != asked.is_right:
+        return "verdict is not the truth"
+    if not verdict.rationale:
+        return "no rationale before the verdict"
+    if verifier.asks_twice(verdict):
+        return "several verdicts"
+    return _candidate(verifier, asked, row.id, verdict.rationale)
+
+
+def _learnt_per_step(verifier: StepVerdictFormat, row: Verification, asked: Question) -> Candidate | str:
+    found = verifier.read(row.response, asked.steps) if row.finish_reason == "stop" else Mismatch("cut by its length")
+    if isinstance(found, Mismatch):
+        return found.reason
+    truths = asked.solution.steps_right
+    if None in truths:
+        return "truth unknown"
+    first = next((n for n, is_right in enumerate(truths) if not is_right), len(truths))
+    if [one.is_yes for one in found[: first + 1]] != truths[: first + 1]:
+        return "verdict is not the truth"
+    demonstrated = Demonstration(row.id, verifier.ask(asked.solution.prompt, asked.steps), row.response.strip())
+    return Candidate(demonstrated, asked.solution.problem_id, first == len(truths))

@@ -8,12 +8,11 @@ solutions then, and steps are labelled by contrast (`values.contrast`).
 """
 
 import logging
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
@@ -44,14 +43,17 @@ class ChooseLabels:
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the choice and what it rests on. Raises BadInput where nothing is right, unless
         values are asked for by name."""
-        rows = read_records(Trajectory, input_path)
-        if not rows:
+        num_rows = num_problems = num_right = num_solved = num_options = 0
+        with ProblemRows(context.output) as rows:
+            num_rows = rows.add(Trajectory, input_path)
+            for problem in rows.problems():
+                group: list[Trajectory] = rows.rows(0, problem)
+                right = sum(row.is_correct for row in group)
+                num_problems, num_right, num_solved = num_problems + 1, num_right + right, num_solved + bool(right)
+                num_options = max(num_options, *(row.num_options for row in group))
+        if not num_rows:
             raise BadInput(f"{input_path}: no trajectory: sample some first")
-        right: dict[str, int] = defaultdict(int)
-        for row in rows:
-            right[row.problem_id] += row.is_correct
-        num_right, num_solved = sum(right.values()), sum(map(bool, right.values()))
-        accuracy = num_right / len(rows)
+        accuracy = num_right / num_rows
         labels, rule = self.labels, "as stage.labels says"
         if labels == "auto":
             is_rare = accuracy < self.rare_below
@@ -61,17 +63,16 @@ class ChooseLabels:
                 rule += f", but fewer than {FEW_RIGHT} right trajectories"
                 log.warning("success is rare, and %d right trajectories are too few to label steps by contrast: sample "
                             "more problems, or train the policy first", num_right)  # fmt: skip
-        why = (f"{accuracy:.1%} of {len(rows)} trajectories are right ({rule}), {num_solved} of {len(right)} problems "
+        why = (f"{accuracy:.1%} of {num_rows} trajectories are right ({rule}), {num_solved} of {num_problems} problems "
                "solved")  # fmt: skip
         log.info("labels by %s: %s", labels, why)
         if not num_right and self.labels != "values":
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, there is none, and values "
                            "would be next to 0 everywhere: sample more problems, or train the policy first "
                            "(labels=values completes all states anyway)")  # fmt: skip
-        num_options = max(row.num_options for row in rows)
         if labels == "contrast" and num_options:
             log.warning("of %d options one in %d answers is right by luck, and contrast takes every step of a right "
                         "solution for right: values (labels=values) know better", num_options, num_options)  # fmt: skip
         context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
         return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,
-                "num_problems": len(right), "why": why}  # fmt: skip
+                "num_problems": num_problems, "why": why}  # fmt: skip

@@ -4,21 +4,23 @@
       stage.trajectories=trajectories.jsonl stage.states=states.jsonl
 
 The input are the completions of `states` as whole solutions (`values/join_completions`); the states are those of right
-trajectories (`values/cut_states stage.solutions=right`).
+trajectories (`values/cut_states stage.solutions=right`). Problems are worked on one by one (`data.row_index`), twice:
+first their counts, which give the prior of values, then their labels.
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, State, StepValues, Trajectory
+from espalier.data.row_index import FILE, ProblemRows
 from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
 from espalier.values.contrast import (
     Continuation,
     Contrast,
+    HeldBack,
     RightEvidence,
     contrast_labels,
     count_behind,
@@ -31,6 +33,17 @@ from espalier.values.monte_carlo import Count, StateKey
 from espalier.values.step_values import UNKNOWN, counted, step_values
 
 log = logging.getLogger("stage")
+
+
+@dataclass
+class _Totals:
+    """Sums over all problems; `labels` of steps of the continuations behind their states."""
+
+    num_right: int = 0
+    num_kept: int = 0
+    labels: Counter[float | None] = field(default_factory=Counter)
+    evidence: RightEvidence = field(default_factory=RightEvidence)
+    held: HeldBack = field(default_factory=HeldBack)
 
 
 @dataclass(frozen=True)
@@ -55,35 +68,57 @@ class LabelByContrast:
         """Return both files."""
         return [self.trajectories, self.states]
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
-        """Return one record per solution that is kept, the trajectories' own first. Raises BadInput where files do not
-        belong together, there are too few labels of a kind, or samples that were held back contradict them."""
-        continuations = self._continuations(input_path)
-        completions = [continuation for continuation in continuations if continuation.is_completion]
-        counts = count_behind(completions)
-        right = states_on_right_ways([continuation.solution for continuation in continuations])
-        rule = Contrast(prior_of(counts.values()), self.drop, self.confidence)
-        labels = contrast_labels(continuations, counts, right, rule)
-        num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
-        self._count(continuations, labels, num_right, context)
-        self._note_evidence(right_evidence(continuations, counts, rule), context)
-        self._check(completions, rule, context)
-        kept = _first_of_each_step(continuations, self.max_per_step)
-        context.counts["kept"] = len(kept)
-        return [_record(continuations[place], labels[place], counts) for place in kept]
+    def run(self, input_path: str, context: StageContext) -> Iterator[StepValues]:
+        """Yield one record per solution that is kept, the trajectories' own first. Raises BadInput where files do not
+        belong together, there are too few labels of a kind, or samples that were held back contradict them: before the
+        first record."""
+        with ProblemRows(context.output) as rows:
+            num_trajectories = rows.add(Trajectory, self.trajectories)
+            num_states, num_solutions = rows.add(State, self.states), rows.add(Trajectory, input_path)
+            context.counts["solutions"] = num_trajectories + num_solutions
+            numbers: Counter[Count] = Counter()
+            for problem in rows.problems():
+                numbers.update(count_behind(_completions(self._continuations(rows, problem, input_path))).values())
+            if num_states and not num_solutions:
+                raise BadInput(f"{input_path}: no completion of {num_states} states: complete and join them first "
+                               "(values/join_completions)")  # fmt: skip
+            rule = Contrast(prior_of(numbers), self.drop, self.confidence)
+            yield from rows.sorted_on_disk(self._placed(rows, input_path, rule, context))
 
-    def _continuations(self, input_path: str) -> list[Continuation]:
-        trajectories, solutions = read_records(Trajectory, self.trajectories), read_records(Trajectory, input_path)
-        states, known = read_records(State, self.states), {trajectory.id for trajectory in trajectories}
+    def _placed(
+        self, rows: ProblemRows, input_path: str, rule: Contrast, context: StageContext
+    ) -> Iterator[tuple[int, StepValues]]:
+        """Yield (place among the rows of all files, record) of what is kept, by problem; then check the sums."""
+        totals = _Totals()
+        for problem in rows.problems():
+            continuations = self._continuations(rows, problem, input_path)
+            places = [*rows.places(0, problem), *(2 * FILE + place for place in rows.places(2, problem))]
+            completions = _completions(continuations)
+            counts = count_behind(completions)
+            right = states_on_right_ways([continuation.solution for continuation in continuations])
+            labels = contrast_labels(continuations, counts, right, rule)
+            totals.labels.update(_labels_behind(continuations, labels))
+            totals.num_right += sum(not one.is_completion and one.solution.is_correct for one in continuations)
+            totals.evidence += right_evidence(continuations, counts, rule)
+            totals.held += hold_back(completions, rule)
+            for kept in _first_of_each_step(continuations, self.max_per_step):
+                totals.num_kept += 1
+                yield places[kept], _record(continuations[kept], labels[kept], counts)
+        self._check_labels(totals, context)
+        self._note_evidence(totals.evidence, context)
+        self._check_held_back(totals.held, context)
+        context.counts["kept"] = totals.num_kept
+
+    def _continuations(self, rows: ProblemRows, problem: int, input_path: str) -> list[Continuation]:
+        trajectories: list[Trajectory] = rows.rows(0, problem)
+        states: list[State] = rows.rows(1, problem)
+        known = {trajectory.id for trajectory in trajectories}
         if foreign := [state.id for state in states if state.trajectory_id not in known]:
             raise BadInput(f"{self.states}: state '{foreign[0]}' is of no trajectory of {self.trajectories}: name the "
                            "trajectories that the states were cut from")  # fmt: skip
-        if states and not solutions:
-            raise BadInput(f"{input_path}: no completion of {len(states)} states: complete and join them first "
-                           "(values/join_completions)")  # fmt: skip
         starts = {state.id: state.prefix_ids for state in states}
         continuations = [Continuation(trajectory, 0, is_completion=False) for trajectory in trajectories]
-        for solution in solutions:
+        for solution in rows.rows(2, problem):
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
             if start is None or solution.response_ids[: len(start)] != start:
@@ -94,30 +129,18 @@ class LabelByContrast:
             check_ends(continuation.solution.steps, continuation.solution.step_ends, continuation.solution.id)
         return continuations
 
-    def _count(
-        self,
-        continuations: Sequence[Continuation],
-        labels: Sequence[Sequence[float | None]],
-        num_right: int,
-        context: StageContext,
-    ) -> None:
+    def _check_labels(self, totals: _Totals, context: StageContext) -> None:
         """Put into the counts what the labels are of, and refuse too few of them."""
-        numbers: dict[float | None, int] = defaultdict(int)
-        for continuation, row in zip(continuations, labels, strict=True):
-            for end, label in zip(continuation.solution.step_ends[:-1], row, strict=False):
-                if end > continuation.start:
-                    numbers[label] += 1
-        context.counts.update(
-            solutions=len(continuations), right_trajectories=num_right, steps_wrong=numbers[0.0],
-            steps_right=numbers[1.0], steps_unlabelled=numbers[None],
-        )  # fmt: skip
+        num_right, right, wrong, without = (totals.num_right, *(totals.labels[label] for label in (1.0, 0.0, None)))
+        context.counts.update(right_trajectories=num_right, steps_wrong=wrong, steps_right=right,
+                              steps_unlabelled=without)  # fmt: skip
         log.info(
             "%d right trajectories; steps of the continuations: %d right, %d wrong, %d without a label",
-            num_right, numbers[1.0], numbers[0.0], numbers[None],
+            num_right, right, wrong, without,
         )  # fmt: skip
-        if min(numbers[0.0], numbers[1.0]) < self.fewest_labels:
-            raise BadInput(f"{self.trajectories}: {num_right} right trajectories gave labels of {numbers[1.0]} right "
-                           f"and {numbers[0.0]} wrong steps, below stage.fewest_labels={self.fewest_labels}: sample "
+        if min(wrong, right) < self.fewest_labels:
+            raise BadInput(f"{self.trajectories}: {num_right} right trajectories gave labels of {right} right "
+                           f"and {wrong} wrong steps, below stage.fewest_labels={self.fewest_labels}: sample "
                            "more problems or more completions per state, or train the policy first")  # fmt: skip
 
     def _note_evidence(self, found: RightEvidence, context: StageContext) -> None:
@@ -135,9 +158,8 @@ class LabelByContrast:
                         "less than %g of the best step's success: that solution may be luck", found.contradicted,
                         found.steps, self.drop)  # fmt: skip
 
-    def _check(self, completions: Sequence[Continuation], rule: Contrast, context: StageContext) -> None:
+    def _check_held_back(self, found: HeldBack, context: StageContext) -> None:
         """Hold what half of the samples call wrong against the other half."""
-        found = hold_back(completions, rule)
         if not (found.wrong.num_completions and found.best.num_completions):
             log.warning("no step that half of the samples call wrong has a sample in the other half: nothing to hold "
                         "the labels against: take more completions per state")  # fmt: skip
@@ -149,6 +171,20 @@ class LabelByContrast:
                            f"other half are right, after the best steps beside them {best:.1%}, and a wrong step is to "
                            f"leave less than {self.drop:g} of that: right answers are luck here, or completions too "
                            "few: take more completions per state, or labels by value (labels=values)")  # fmt: skip
+
+
+def _completions(continuations: Sequence[Continuation]) -> list[Continuation]:
+    return [continuation for continuation in continuations if continuation.is_completion]
+
+
+def _labels_behind(
+    continuations: Sequence[Continuation], labels: Sequence[Sequence[float | None]]
+) -> Iterator[float | None]:
+    """Yield the labels of steps behind the continuations' states, but for the last ones."""
+    for continuation, row in zip(continuations, labels, strict=True):
+        for end, label in zip(continuation.solution.step_ends[:-1], row, strict=False):
+            if end > continuation.start:
+                yield label
 
 
 def _first_of_each_step(continuations: Sequence[Continuation], limit: int) -> list[int]:
@@ -165,7 +201,7 @@ def _first_of_each_step(continuations: Sequence[Continuation], limit: int) -> li
     return kept
 
 
-def _record(continuation: Continuation, labels: list[float | None], counts: dict[StateKey, Count]) -> StepValues:
+def _record(continuation: Continuation, labels: list[float | None], counts: Mapping[StateKey, Count]) -> StepValues:
     """Return the values that samples behind the continuation's state give, and the labels. Steps before that state
     weigh nothing: they are the trajectory's, whose own record has them, and would say right thousands of times."""
     solution = continuation.solution

@@ -7,13 +7,12 @@ all, end the stage with exit code 2.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepValues
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.evaluation.intervals import Interval
 from espalier.pipeline.prm.step_score_metrics import figure_intervals
 from espalier.pipeline.stage import StageContext
@@ -24,9 +23,10 @@ from espalier.values.label_reliability import (
     WEAK_AUC,
     WEAK_BELOW,
     CountedState,
+    SignalSums,
     completions_for,
     counted_states,
-    signal_sums,
+    sum_problems,
     verdict,
 )
 from espalier.values.value_prior import ValuePrior, fit_prior
@@ -59,10 +59,22 @@ class LabelSignal:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the document. Raises BadInput where the labels are refused."""
-        states, num_few = counted_states(read_records(StepValues, input_path))
-        document = describe_signal(states)
+        num_few = 0
+        with ProblemRows(context.output) as rows:
+            rows.add(StepValues, input_path)
+
+            def read() -> Iterator[list[CountedState]]:
+                nonlocal num_few
+                num_few = 0
+                for problem in rows.problems_by_id(lambda name: name.encode("utf-8", "surrogatepass")):
+                    states, few = counted_states(rows.rows(0, problem))
+                    num_few += few
+                    if states:
+                        yield states
+
+            document = describe_signal(sum_problems(read))
         document["states_with_fewer_than_two_completions"] = num_few
-        context.counts.update(states=len(states), verdict=document["verdict"])
+        context.counts.update(states=document["states"], verdict=document["verdict"])
         for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
             if document["figures"].get(name):
                 context.counts[name] = document["figures"][name]["mean"]
@@ -76,39 +88,46 @@ class LabelSignal:
             )
         if document["verdict"] != SIGNAL:
             log.warning("%s: %s", line, document["remedy"])
+        elif not is_enough:
+            log.warning("%s: '%s' rests on %d problems, whose intervals are too narrow: sample %d or more", input_path,
+                        SIGNAL, document["problems"], MIN_PROBLEMS)  # fmt: skip
         return document
 
 
-def describe_signal(states: Sequence[CountedState]) -> dict[str, Any]:
-    """Return the document on these states; its verdict is "not known" where no two of them can be compared."""
-    sums = signal_sums(states)
-    figures: dict[str, Any] = figure_intervals(sums.table, sums.figures, draws=DRAWS) if states else {}
+def describe_signal(sums: SignalSums) -> dict[str, Any]:
+    """Return the document on the states of these sums; its verdict is "not known" where no two of them can be
+    compared, or two of one problem alone."""
+    number = sums.num_states
+    figures: dict[str, Any] = figure_intervals(sums.table, sums.figures, draws=DRAWS) if number else {}
     known = [figures[name] for name in ("reliability", "within_trajectory") if figures.get(name)]
     read: Interval | None = min(known, key=lambda one: one["mean"]) if known else None
-    numbers = [state.num_completions for state in states]
-    steps = sums.step_figures() if states else []
+    per_state = sums.num_completions / number if number else None
+    steps = sums.step_figures() if number else []
     document = {
         "verdict": UNKNOWN,
         "remedy": "",
         "rule": RULE,
         "read": read,
         "problems": len(sums.table),
-        "states": len(states),
-        "completions_per_state": fmean(numbers) if numbers else None,
+        "states": number,
+        "completions_per_state": per_state,
         "figures": figures,
         "steps": steps,
     }
-    if read is None:
-        document["verdict"] = NONE if len(states) > 1 else UNKNOWN
-        document["remedy"] = _remedy_alike(figures) if len(states) > 1 else (
+    if read is None or per_state is None:
+        document["verdict"] = NONE if number > 1 else UNKNOWN
+        document["remedy"] = _remedy_alike(figures) if number > 1 else (
             "no two states have two completions or more: sample params.n=2 or more per state"
         )  # fmt: skip
         return document
     prior = fit_prior(figures["mean_value"]["mean"], figures["value_variance"]["mean"])
-    figures["expected_auc"] = _expected_auc(figures, fmean(numbers))
+    figures["expected_auc"] = _expected_auc(figures, per_state)
+    if len(sums.table) == 1:
+        document["remedy"] = "one problem does not show how much the labels of others differ: sample more problems"
+        return document
     document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"])
     if document["verdict"] != SIGNAL:
-        document["remedy"] = _remedy(figures, read, fmean(numbers), prior, steps)
+        document["remedy"] = _remedy(figures, read, per_state, prior, steps)
     return document
 
 

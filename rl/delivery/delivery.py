@@ -21,7 +21,8 @@ from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.policy import Policy
 from espalier.rl.probes.canary import Canary
-from espalier.rl.rollout import Sampler, check_refused
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_checks import check_refused
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import barrier, from_main_rank
 from espalier.sampling.client import SamplingParams

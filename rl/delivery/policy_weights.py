@@ -15,14 +15,14 @@ import torch
 from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.distributed import from_main_rank
-from espalier.sampling.weight_stream import Kinds, kinds_of
+from espalier.sampling.weight_buckets import Kinds, kinds_of
 from espalier.training.engine import autocast, named_weights
 
 T = TypeVar("T")
 
 
 class PolicyWeights(ABC):
-    """Implements `sampling.weight_stream.Streamed`."""
+    """Implements `sampling.weight_buckets.Streamed`."""
 
     @property
     @abstractmethod

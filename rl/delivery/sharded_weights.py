@@ -19,7 +19,7 @@ from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.rank_calls import RankCalls
-from espalier.sampling.weight_stream import Kinds
+from espalier.sampling.weight_buckets import Kinds
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights
 

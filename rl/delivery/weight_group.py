@@ -9,9 +9,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from espalier.rl.delivery.weight_update_engine import LiveEngine
+from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.sampling.client import LOOPBACK, ServerGone
-from espalier.sampling.weight_stream import StreamBroken, Streamed, WeightSender, kinds_of, own_address
+from espalier.sampling.weight_buckets import Streamed, kinds_of
+from espalier.sampling.weight_chain import StreamBroken, own_address
+from espalier.sampling.weight_stream import WeightSender
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,11 @@ async def join_engines(members: Sequence[Serving]) -> WeightGroup:
     return WeightGroup(stream, [*members])
 
 
+def _is_consequence(error: BaseException) -> tuple[bool, bool]:
+    """Say whether an engine, or this process, knows only that weights stopped coming or going: not what lies behind."""
+    return StreamBroken.__name__ in f"{type(error).__name__}: {error}", isinstance(error, StreamBroken)
+
+
 async def _together(asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: WeightSender) -> list[Any]:
     """Return what this process and, behind it, the engines give; where one of them fails the others wait no more.
     Raises an engine's error before others', ServerGone where weights do not get through."""
@@ -89,7 +96,7 @@ async def _together(asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: 
 
     # this process first: an engine may hold up the loop until its part is done
     sent, *found = await asyncio.gather(one_of(own), *map(one_of, asked), return_exceptions=True)
-    errors = sorted(failed, key=lambda error: isinstance(error, StreamBroken))  # an engine says more of itself
+    errors = sorted(failed, key=_is_consequence)  # an engine says more of itself
     if errors and isinstance(errors[0], StreamBroken):
         raise ServerGone(f"weights do not reach the engines: {errors[0]}") from errors[0]
     if errors:

@@ -38,4 +38,7 @@ class SampleConfig:
     max_failed_share: float = 0.0
     """share of the requests that may be refused (too long, say): up to it the run is finished without them (exit code
     0, they are counted and listed in X.failed.jsonl), beyond it the exit code is 1"""
+    pilot: int = 0
+    """ask that many problems alone, spread over all of them, say what their answers show, and end; they are kept: the
+    same command without it asks the others. 0: all are asked"""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from espalier.search.asks import Growth, check_sizes, draw_each, rate
-from espalier.search.choices import check_choice, choose_solution
+from espalier.search.choices import check_choice, choose_solution, share_of
 from espalier.search.tree import Node, Tree
 
 Pair = tuple[Node, Node]  # a state, and the end of a wrong response drawn from it
@@ -64,7 +64,8 @@ class OmegaPRM:
         """Draw from a state; set its value, and keep its wrong responses where some are right."""
         (leaves,) = yield from draw_each([node], self.rollouts, is_whole=True)
         distinct = list(dict.fromkeys(leaves))
-        ranks: dict[Node, float] = dict(zip(distinct, (yield from rate(distinct)), strict=True))
+        yield from rate(distinct)
+        ranks = {leaf: share_of(leaf) for leaf in distinct}
         node.value = sum(ranks[leaf] >= 0.5 for leaf in leaves) / len(leaves)
         if node.value:
             pairs.update({(node, leaf): None for leaf in distinct if ranks[leaf] < 0.5 and leaf.is_finished})

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from espalier.data.records import BadInput
 from espalier.search.asks import Growth, check_sizes, draw_each, rate
-from espalier.search.choices import check_choice, choose_solution
+from espalier.search.choices import check_choice, choose_solution, share_of
 from espalier.search.tree import Node, Tree
 
 _SMALLEST = 1e-6
@@ -96,10 +96,10 @@ class Particles:
             tree.root.value = math.exp(log_scale)
 
     def _weight(self, old: Node, new: Node) -> float:
-        rank = min(max(new.rank(), _SMALLEST), 1 - _SMALLEST)
+        rank = min(max(share_of(new), _SMALLEST), 1 - _SMALLEST)
         if self.weights == "odds":
             return (rank / (1 - rank)) ** (1 / self.temperature)
-        before = 1.0 if old.parent is None else min(max(old.rank(), _SMALLEST), 1 - _SMALLEST)
+        before = 1.0 if old.parent is None else min(max(share_of(old), _SMALLEST), 1 - _SMALLEST)
         return (rank / before) ** (1 / self.temperature)
 
     def choose(self, tree: Tree) -> Node:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from espalier.data.records import BadInput
 from espalier.search.asks import Draw, Growth, check_sizes, draw
 from espalier.search.choices import check_choice, choose_solution
+from espalier.search.methods.siblings import INDEPENDENT, Siblings, visited
 from espalier.search.tree import Node, Tree
 
 
-def factor_at(depth: int, factors: Sequence[Sequence[float]]) -> float:
+def factor_at(depth: int, factors: Sequence[Sequence[int]]) -> int:
     """Return what holds at a depth, the prompt's being 0: of (depth, number) the number of the last depth that is not
     greater."""
     return max(pair for pair in map(tuple, factors) if pair[0] <= depth)[1]
@@ -24,49 +25,51 @@ def factor_at(depth: int, factors: Sequence[Sequence[float]]) -> float:
 @dataclass(frozen=True)
 class TreeInference:
     """`branch_factors`: (depth, children of a state from this depth on). From `branching_depth` steps on (0: nowhere)
-    whole responses are drawn. `temperatures` by depth likewise; none: the run's. Raises BadInput on factors without one
-    of depth 0."""
+    whole responses are drawn; states behind `max_depth` steps (0: none) are not expanded. `siblings`: how the children
+    of a state are drawn. Raises BadInput on factors without one of depth 0."""
 
     branch_factors: Sequence[Sequence[int]] = ((0, 3), (6, 1))
     branching_depth: int = 0
-    temperatures: Sequence[Sequence[float]] = ()
+    max_depth: int = 0
+    siblings: Siblings = INDEPENDENT
     spine: bool = False
     choice: str = "vote"
 
     def __post_init__(self) -> None:
         check_choice(self.choice)
-        for name, pairs in (("branch_factors", self.branch_factors), ("temperatures", self.temperatures)):
-            is_wanted = bool(pairs) or name == "branch_factors"
-            if is_wanted and (any(len(pair) != 2 for pair in pairs) or 0 not in [pair[0] for pair in pairs]):
-                raise BadInput(f"search.method.{name} must be pairs of a depth and a number, one of depth 0, "
-                               "as [[0,3],[6,1]]")  # fmt: skip
-        check_sizes(branch_factors=min(factor for _, factor in self.branch_factors))
+        pairs = self.branch_factors
+        if any(len(pair) != 2 for pair in pairs) or 0 not in [pair[0] for pair in pairs]:
+            raise BadInput("search.method.branch_factors must be pairs of a depth and a number, one of depth 0, as "
+                           "[[0,3],[6,1]]")  # fmt: skip
+        check_sizes(branch_factors=min(factor for _, factor in pairs))
+        for name in ("branching_depth", "max_depth"):
+            if getattr(self, name) < 0:
+                raise BadInput(f"search.method.{name} must be at least 0 (0: none), got {getattr(self, name)}")
 
     def grow(self, tree: Tree) -> Growth[None]:
-        """Expand depth by depth until every response has ended."""
+        """Expand depth by depth until every response has ended, or `max_depth` is reached."""
         heads = [tree.root]
         while heads:
-            drawn = yield from draw([self._draw(node) for node in heads])
-            nodes = list(dict.fromkeys(node for of_one in drawn for node in of_one))
-            for node in nodes:
-                node.visits = node.draws
+            drawn = yield from self.siblings.children([self._draw(node) for node in heads])
+            kept = dict.fromkeys(node for of_one in drawn for node in of_one)
             if self.spine:
-                yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])
-            heads = [node for node in nodes if not node.is_finished]
-        if not self.temperatures:
+                visited((yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])))
+            heads = [node for node in kept if not node.is_finished and not 0 < self.max_depth <= node.depth]
+        if self.siblings.are_samples_of_the_policy:
             deal_completions(tree)
 
     def _factor(self, node: Node) -> int:
-        return int(factor_at(node.depth, self.branch_factors))
+        return factor_at(node.depth, self.branch_factors)
 
     def _draw(self, node: Node) -> Draw:
         is_whole = bool(self.branching_depth) and node.depth >= self.branching_depth
-        temperature = factor_at(node.depth, self.temperatures) if self.temperatures else None
-        return Draw(node, 1 if self.spine else self._factor(node), is_whole, temperature)
+        return Draw(node, 1 if self.spine else self._factor(node), is_whole)
 
     def choose(self, tree: Tree) -> Node:
-        """Return the chosen solution."""
-        return choose_solution(tree, self.choice)
+        """Return the chosen solution. Where some of the samples were no children, these have no vote."""
+        if self.siblings.are_samples_of_the_policy:
+            return choose_solution(tree, self.choice)
+        return choose_solution(tree, self.choice, votes=lambda node: node.visits)
 
 
 def deal_completions(tree: Tree) -> None:

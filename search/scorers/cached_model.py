@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from espalier.data.steps import StepTokens
+from espalier.models.row_limits import longest_together, unseen_limit
 from espalier.models.scalar_head import scores_from_logits
 from espalier.rewards.engine_scores import LARGEST_GAP
 from espalier.rewards.process import score_step_tokens
@@ -21,7 +22,9 @@ Ids = tuple[int, ...]
 
 class CachedScoredModel:
     """A `models.scalar_head.ScoresSteps` around `network`, a token classifier. Whether its keys and values can be kept
-    (layers with a state cannot) is measured on the first row; where they cannot, whole texts are scored."""
+    (layers with a state cannot) is measured on the first row; where they cannot, whole texts are scored. So they are
+    where a row's scores depend on its places, which a short row does not show: kept keys stand where the longest row
+    of a batch puts them (sliding windows, chunks), or on the length of its batch (rotary frequencies that grow)."""
 
     def __init__(self, network: Any):
         self.network = network.requires_grad_(False).eval()
@@ -114,6 +117,11 @@ class CachedScoredModel:
         """Say whether the score of a row is the same computed whole and in two parts, beside a shorter row."""
         ids = [*row.prompt_ids, *row.response_ids]
         if len(ids) < 3:
+            return False
+        if limit := unseen_limit(self.network.config, ()) or longest_together(self.network.config):
+            log.info(
+                "scores are computed of whole texts: rows of several lengths would disturb one another (%s)", limit
+            )
             return False
         cut, place = len(ids) // 2, len(row.prompt_ids) + row.step_ends[-1] - 1
         cut = min(cut, place)

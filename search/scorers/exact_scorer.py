@@ -56,6 +56,10 @@ class ExactScorer:
         self._solved: OrderedDict[str, _Solved] = OrderedDict()
         self._batches = Batches[_Asked, float](self._compute)
 
+    def models(self) -> list[str]:
+        """Return the policy's folder."""
+        return [self.policy]
+
     async def open(self) -> None:
         """Load the policy in transformers, once."""
         self._network = self._network or load_policy(self.policy).requires_grad_(False).eval()

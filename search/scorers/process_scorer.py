@@ -5,11 +5,17 @@ values that `search.scorers.cached_model` keeps of every tree. A log-ratio rewar
 texts.
 """
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
+from espalier.data.training_problems import FILE
+from espalier.models.load import load_config, positions_of
 from espalier.models.log_ratio_reward import is_log_ratio_reward
+from espalier.models.published.load import is_plain, row_by_name
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.aggregate import check_aggregate
 from espalier.rewards.engine_scores import EngineScoredModel
@@ -18,6 +24,8 @@ from espalier.search.expander import Expander
 from espalier.search.scorers.cached_model import CachedScoredModel
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
+
+log = logging.getLogger("search")
 
 
 def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
@@ -33,6 +41,18 @@ def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
             name = f"node {node.number} of problem '{node.tree.problem.id}'"
             rows.append((StepTokens(node.tree.prompt_ids, node.response_ids(), ends, name), asked))
     return rows
+
+
+def warn_of_layout(path: str) -> None:
+    """Warn of a reward model that others published, or looks like it, and does not say that it was trained here: it may
+    have learned to be read at a mark of its own, which the sampled tokens do not hold."""
+    if (Path(path) / FILE).is_file():
+        return
+    layout = row_by_name(path) or ("trl" if is_plain(path) and load_config(path).num_labels == 2 else "")
+    if layout:
+        log.warning("%s looks like one of layout %s, and a search reads it at the last token of every sampled step, "
+                    "as one that was trained here: score finished solutions with prm/score_steps stage.layout=%s", path,
+                    layout, layout)  # fmt: skip
 
 
 class ProcessScorer:
@@ -53,7 +73,8 @@ class ProcessScorer:
         self._batches = Batches[StepTokens, list[float]](self._compute)
 
     async def open(self) -> None:
-        """Load the model; engines start with the first scores."""
+        """Load the model; engines start with the first scores. Warns of one that looks like another layout's."""
+        warn_of_layout(self.path)
         if self.engines is not None:
             self.model = EngineScoredModel(self.path, self.engines)
         elif is_log_ratio_reward(self.path):
@@ -61,7 +82,16 @@ class ProcessScorer:
         else:
             self.model = CachedScoredModel(load_process_reward(self.path))
 
+    def models(self) -> list[str]:
+        """Return the one folder."""
+        return [self.path]
+
     def _compute(self, rows: list[StepTokens]) -> list[list[float]]:
+        limit = positions_of(load_config(self.path))
+        for row in rows:
+            if (length := len(row.prompt_ids) + len(row.response_ids)) > limit:
+                raise BadInput(f"{row.name} has {length} tokens, and the reward model {self.path} takes {limit}: set "
+                               "params.max_tokens so that prompt and response fit into both models")  # fmt: skip
         return score_step_tokens(self.model, rows, pad_id=0, batch_tokens=self.batch_tokens)
 
     async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:

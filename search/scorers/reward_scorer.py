@@ -4,7 +4,7 @@ graded answer."""
 from collections.abc import Sequence
 
 from espalier.data.records import Trajectory
-from espalier.rewards.score import HoldsEngines, Reward, scores_of
+from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
@@ -19,6 +19,11 @@ class RewardScorer:
     def __init__(self, reward: Reward):
         self.reward = reward
         self._batches = Batches[Trajectory, float](self._compute)
+
+    def models(self) -> list[str]:
+        """Return the folders of the reward's networks."""
+        networks = self.reward.networks() if isinstance(self.reward, HoldsModels) else {}
+        return [str(network.config.name_or_path) for network in networks.values()]
 
     async def open(self) -> None:
         """The reward is loaded when it is built."""

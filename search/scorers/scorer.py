@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from espalier.search.expander import Expander
 from espalier.search.tree import Node, Tree
@@ -30,6 +30,14 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """Release what `open` took."""
+
+
+@runtime_checkable
+class HoldsNetworks(Protocol):
+    """A scorer with networks that are given the sampled token ids."""
+
+    def models(self) -> list[str]:
+        """Return their folders or hub names."""
 
 
 class Batches(Generic[A, B]):

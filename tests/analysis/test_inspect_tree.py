@@ -1,9 +1,12 @@
 """The page of a searched tree: what it says was lost, and that no text of a model becomes markup."""
 
 import html.parser
+import json
 import random
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +180,58 @@ def test_a_browser_renders_it_without_a_complaint(tmp_path: Path) -> None:
     done = browse(tmp_path, target, "--dump-dom")
     assert done.stdout.count('id="n') == 500
     assert "CONSOLE" not in done.stderr
+
+
+def measured(tmp_path: Path, text: str, expression: str) -> list[Any]:
+    """What a real browser finds of the page on a screen of 340 pixels: a list of `page`, its document."""
+    source = html.escape(text, quote=True)
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f'<!doctype html><iframe style="border:0;width:340px;height:900px" srcdoc="{source}"></iframe><pre id="found">'
+        "</pre><script>document.querySelector('iframe').onload = () => {"
+        "const page = document.querySelector('iframe').contentDocument, root = page.documentElement;"
+        f"found.textContent = JSON.stringify({expression}); }};</script>",
+        encoding="utf-8",
+    )
+    done = browse(tmp_path, probe, "--dump-dom", "--virtual-time-budget=8000")
+    match = re.search(r'<pre id="found">(\[.*?\])</pre>', done.stdout)
+    assert match is not None, done.stdout[-500:]
+    numbers: list[Any] = json.loads(html.unescape(match[1]))
+    return numbers
+
+
+def deep(number: int) -> SearchTree:
+    """Folds inside folds: every state on one way has two children."""
+    parents = [-1, *(2 * (node // 2) for node in range(number - 1))]
+    return replace(large(number, random.Random(0), True), parents=parents, steps=["", *["word " * 20] * (number - 1)],
+                   endings=["" if node in parents else "stop" for node in range(number)],
+                   is_correct=[None if node in parents else False for node in range(number)],
+                   chosen=number - 1)  # fmt: skip
+
+
+def test_the_page_fits_a_narrow_screen_and_deep_steps_can_still_be_read(tmp_path: Path) -> None:
+    text = page(
+        tmp_path, changed(prompt="p" * 400, problem_id="i" * 100, steps=[*TREE.steps[:1], "x" * 400, *TREE.steps[2:]])
+    )
+    width, screen = measured(tmp_path, text, "[root.scrollWidth, root.clientWidth]")
+    assert width <= screen
+    text = page(tmp_path, deep(81))
+    width, screen, step = measured(
+        tmp_path, text, "[root.scrollWidth, root.clientWidth, page.querySelector('#n80 pre').clientWidth]"
+    )
+    assert width <= screen, "the tree scrolls, the page does not"
+    assert step >= 150
+
+
+def test_the_browser_shows_where_the_right_answer_was_lost_and_opens_what_is_folded(tmp_path: Path) -> None:
+    tree = large(600, random.Random(1), False)
+    chosen = next(node for node, right in enumerate(tree.is_correct) if right is False)
+    tree = replace(tree, chosen=chosen, visits=[1] * 600)
+    text = page(tmp_path, tree)
+    assert "Lost by the choice" in text
+    shown = "[...page.querySelectorAll('.node')].filter((one) => one.checkVisibility()).map((one) => one.id)"
+    opened = "page.querySelectorAll('details').forEach((one) => { one.open = true; })"
+    first, _, all_open = measured(tmp_path, text, f"[{shown}, {opened}, {shown}]")
+    lost = {f"n{node}" for right in find_loss(tree).unchosen for node in tree.way(right)}
+    assert lost < set(first) < set(all_open)
+    assert len(all_open) == 600

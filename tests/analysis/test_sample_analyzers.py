@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from espalier.analysis.analyzers.credit_by_position import MeasureStepCredit, spread_evenly
-from espalier.analysis.analyzers.diversity import MeasureDiversity, bleu, diversity, grams, self_bleu, step_bleu
+from espalier.analysis.analyzers.diversity import MeasureDiversity, diversity, self_bleu, step_bleu
 from espalier.analysis.analyzers.problem_hits import CountHits
+from espalier.data.bleu import bleu, grams
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, SampledRollout, Trajectory
 from espalier.pipeline.stage import StageContext

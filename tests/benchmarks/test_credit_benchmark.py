@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.credit.comparison import GIVEN, Curves, common_cost, compare, curves_of, summarise, tuned_rates
+from benchmarks.credit.comparison import (
+    GIVEN,
+    Curves,
+    common_cost,
+    compare,
+    curves_of,
+    runs_of_other_rates,
+    summarise,
+    tuned_rates,
+    tuning_areas,
+)
 from benchmarks.credit.credit import missing
 from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
@@ -29,7 +39,7 @@ HARD = replace(EASY, name="hard")
 GRPO, VINE = Method("grpo", "outcome", "exp/ppo/grpo"), Method("vine", "monte_carlo", "exp/ppo/vine")
 PRM = Method("prm", "process_model", "exp/ppo/prm", ("advantage.path={process_rewards}/prm/model",))
 SFT = Policy("small", ("task=word_arithmetic",), "exp/sft/word_arithmetic", 5)
-SMALL = Plan("grpo", (1e-4, 1e-5), 1000, ("server=none",), {"small": SFT}, {"easy": EASY, "hard": HARD},
+SMALL = Plan("grpo", (1e-4, 1e-5), (1e-6,), 1000, ("server=none",), {"small": SFT}, {"easy": EASY, "hard": HARD},
              {"grpo": GRPO, "vine": VINE, "prm": PRM})  # fmt: skip
 
 
@@ -210,6 +220,8 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
             "policies.long_arithmetic_rare_half.start must be one of the policies",
         ),
         ("policy: word_arithmetic", "policy: word", "cells.word_arithmetic.policy must be one of the policies"),
+        ("lower_rates: [3.0e-5, 1.0e-5]", "lower_rates: [1.0e-5, 3.0e-5]", "lower_rates must fall, from below all of"),
+        ("lower_rates: [3.0e-5, 1.0e-5]", "lower_rates: [1.0e-4]", "lower_rates must fall, from below all of"),
     ):
         (tmp_path / "plan.yaml").write_text(text.replace(old, new, 1))
         with pytest.raises(BadInput, match=message):
@@ -234,9 +246,31 @@ def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chos
             stored("easy", "vine", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),  # one rate of two
             stored("easy", "prm", 1000, [0.2, 0.2, 0.2], 1e-4, tokens_before=500, is_tuning=True),
             stored("easy", "prm", 1000, [0.2, 0.3, 0.3], 1e-5, tokens_before=500, is_tuning=True)]  # fmt: skip
-    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-5}
-    assert [run.learning_rate for run in tuning_runs(SMALL, [EASY], [GRPO])] == [1e-4, 1e-5]
-    assert tuning_runs(SMALL, [EASY], [GRPO])[0].tokens == 50
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4}, "the lowest rate is the best: one more is wanted"
+    areas = tuning_areas(SMALL, rows)
+    wanted = {key: [run.learning_rate for run in tuning_runs(SMALL, [EASY], [SMALL.methods[key]], areas)]
+              for key in ("grpo", "vine", "prm")}  # fmt: skip
+    assert wanted == {"grpo": [1e-4, 1e-5], "vine": [1e-4, 1e-5], "prm": [1e-4, 1e-5, 1e-6]}
+    rows.append(stored("easy", "prm", 1000, [0.2, 0.4, 0.4], 1e-6, tokens_before=500, is_tuning=True))
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-6}, "there is none below"
+    assert tuning_runs(SMALL, [EASY], [GRPO], {})[0].tokens == 50
+
+
+def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None:
+    wanted = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+              stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True)]  # fmt: skip
+    lower = stored("easy", "grpo", 1000, [0.2, 0.9, 0.9], 1e-6, is_tuning=True)  # of an earlier plan
+    assert tuned_rates(SMALL, [*wanted[::-1], lower]) == {("easy", "grpo"): 1e-4}
+    other = stored("easy", "grpo", 7, [0.2, 0.9, 0.9], 1e-5, is_tuning=True)  # when the plan had another tuning seed
+    assert tuned_rates(SMALL, [wanted[0], other]) == {}
+    assert tuned_rates(SMALL, [*wanted[::-1], other]) == {("easy", "grpo"): 1e-4}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_tuning_run_without_a_finite_accuracy_leaves_its_method_untuned(place: int) -> None:
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], rate, is_tuning=True) for rate in (1e-4, 1e-5)]
+    rows[place] = replace(rows[place], points=[replace(point, accuracy=math.nan) for point in rows[place].points])
+    assert tuned_rates(SMALL, rows) == {}
 
 
 def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
@@ -255,6 +289,19 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     assert not vine.curves.is_tuned
 
 
+def test_runs_of_another_rate_than_the_tuned_one_are_in_no_figure_and_that_is_said() -> None:
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+            stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True),
+            *(stored("easy", "grpo", seed, [0.2, 0.4], 1e-5) for seed in range(3)),
+            stored("easy", "vine", 0, [0.2, 0.4], 1e-5), stored("easy", "vine", 0, [0.2, 0.4], 1e-4),
+            stored("easy", "vine", 1, [0.2, 0.4], 1e-4)]  # fmt: skip
+    assert [row.method for row in curves_of(SMALL, EASY, rows)] == ["vine"]
+    assert runs_of_other_rates(SMALL, rows) == [
+        "3 runs of grpo on easy: of the rates 1e-05, figures are of the tuned 0.0001",
+        "1 runs of vine on easy: of the rates 1e-05, figures are of 0.0001, which most runs have",
+    ]
+
+
 def test_a_method_is_held_against_another_at_equal_updates() -> None:
     plan = replace(SMALL, methods={**SMALL.methods, "vine": replace(SMALL.methods["vine"], against="grpo")})
     rows = [stored("easy", "grpo", seed, [0.2, 0.2, 0.2, 0.9]) for seed in range(3)]  # behind update 1: not read
@@ -262,7 +309,13 @@ def test_a_method_is_held_against_another_at_equal_updates() -> None:
     figure = summarise(plan, rows, 3, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
     assert figure["value"] == pytest.approx(0.15)  # half of 0.2, 0.3, 0.4: the mean along a straight line
     assert figure["low"] == pytest.approx(0.15 - 4.3027 * 0.05 / math.sqrt(3), abs=1e-4)
-    assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, 3 seeds", True)
+    assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, vine and grpo not tuned, 3 seeds", True)
+    for method in ("grpo", "vine"):
+        rows += [stored("easy", method, 1000, [0.2, 0.5 + place / 10], rate, is_tuning=True)
+                 for place, rate in enumerate((1e-5, 1e-4))]  # fmt: skip
+    figures = summarise(plan, rows, 3, "how")[0]
+    assert figures["easy_vine_minus_grpo_at_equal_updates"]["unit"] == "mean accuracy up to 1 updates, 3 seeds"
+    assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2"
     assert not any("minus" in name for name in summarise(SMALL, rows, 3, "how")[0])
 
 
@@ -282,6 +335,7 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     rows += [stored("hard", "grpo", 0, [0.01, 0.02]), stored("hard", "vine", 0, [0.0, 0.9])]
     figures, tables, found = summarise(SMALL, rows, 5, "how")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 1
+    assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2, 2 not tuned"
     assert figures["hard_step_credit_ahead_per_token"]["value"] == 0  # one seed shows nothing
     alone = [row for row in rows if row.method != "grpo"]
     assert not any("ahead" in name for name in summarise(SMALL, alone, 5, "how")[0])  # nothing was compared

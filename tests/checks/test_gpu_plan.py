@@ -19,14 +19,17 @@ from espalier.data.records import BadInput
 from espalier.models.load import load_config
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
-from espalier.training.memory_of_run import shape_of
+from espalier.training.memory_of_run import MicroBatch, shape_of
 from espalier.training.memory_plan import GIB, Network, Setup, Shape, Work, activation_bytes
 
 P = 494_032_768
 QWEN = Shape(P, layers=24, hidden=896, heads=14, kv_heads=2, head_size=64, mlp=4864, vocabulary=151_936)
 WORK = Work(tokens=8 * 1024, reads=8 * 512, pairs=8 * 1024 * 1024)
 ONE_GPU = Sharing(
-    Setup((Network(QWEN, P),), WORK, has_checkpointing=True, buffers=8), micro_batch=8, row=1024, utilization=0.5
+    Setup((Network(QWEN, P),), WORK, has_checkpointing=True, buffers=8),
+    micro_batch=MicroBatch(8),
+    row=1024,
+    utilization=0.5,
 )
 ONE_GPU_CONFIG = "exp/ppo/grpo_gsm8k_one_gpu"
 
@@ -115,7 +118,7 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
 
     config = compose_config(RLConfig, ONE_GPU_CONFIG, [f"model.path={tiny_policy}", "output_dir=o"])
     sharing = sharing_of(config)
-    assert (sharing.micro_batch, sharing.row, sharing.sleeps, sharing.utilization) == (8, 1024, True, 0.5)
+    assert (sharing.micro_batch.size, sharing.row, sharing.sleeps, sharing.utilization) == (8, 1024, True, 0.5)
     assert sharing.setup.has_checkpointing
     assert sharing.setup.work.tokens == 8 * 1024
     caplog.set_level(logging.INFO)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, parameters_of, preset, recipe, size_of, zero_of
+from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, main, parameters_of, preset, recipe, size_of, zero_of
 from espalier.data.records import BadInput
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from tests.runtime.test_configs import CONF, bind_components, compose_config
@@ -128,6 +128,15 @@ def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_n
 def test_a_hub_models_parameters_are_counted_from_its_config(tiny_policy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_policy / "config.json").read_text())
     assert parameters_of(str(tmp_path)) == parameters_of(str(tiny_policy))
+
+
+@pytest.mark.parametrize("words", [[], ["dpo", "gsm8k", "M"], ["sleep", "gsm8k", "M", "1"], ["dpo", "gsm8k", "M", "x"]])
+def test_the_program_says_what_it_takes(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipe", *words])
+    assert main() == 2
+    assert capsys.readouterr().err.startswith("error: give KIND TASKS MODEL RANKS [overrides], with KIND one of sft, ")
 
 
 def test_the_program_says_a_missing_folder_in_a_line() -> None:

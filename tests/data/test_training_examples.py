@@ -120,6 +120,18 @@ def test_a_shared_prefix_with_one_label_is_read_once(tokenizer: Any, tmp_path: P
     assert len(AnnotatedSolutionExamples(path, 99, is_distinct=False).load(tokenizer)) == 4
 
 
+def test_steps_without_white_space_between_them_are_warned_of(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = AnnotatedSolution("t", "p", "Q?", ["2 pens.", "6 and 7"], [1.0, 0.0], 1, None)
+    parted = [replace(JUDGED, id=f"j{k}") for k in range(2)]
+    path = write(tmp_path / "l.jsonl", [together, replace(together, id="i", info={"separator": "\n"}), *parted])
+    AnnotatedSolutionExamples(path, 99).load(tokenizer)
+    assert "white space" not in caplog.text
+    AnnotatedSolutionExamples(write(tmp_path / "t.jsonl", [together]), 99).load(tokenizer)
+    assert "1 of 1 solutions have no white space between steps, and are read as '2 pens.6 and 7'" in caplog.text
+
+
 def test_what_nobody_judged_is_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,8 +144,8 @@ def test_what_nobody_judged_is_left_out_and_counted(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"labels": [1.0, 0.5]}, "'j' has 3 steps and 2 labels: one a step is wanted"),
-        ({"labels": [1.0, None, 1.5]}, r"'j': the value of read 2 must be in \[0, 1\], got 1.5"),
+        ({"labels": [1.0, 0.5]}, "'j' has 3 steps and 2 labels: give one per step"),
+        ({"labels": [1.0, None, 1.5]}, r"'j': label 2 \(nulls are not counted\) must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, tokenizer: Any, tmp_path: Path) -> None:
@@ -144,11 +156,11 @@ def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, t
 
 def test_step_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for change, text in (
-        ({"values": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 values: one a step is wanted"),
-        ({"labels": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 labels: one a step is wanted"),
-        ({"labels": [0.5, 2.0]}, r"the value of read 2 must be in \[0, 1\], got 2.0"),
+        ({"values": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 values: give one per step"),
+        ({"labels": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 labels: give one per step"),
+        ({"labels": [0.5, 2.0]}, r"label 2 \(nulls are not counted\) must be in \[0, 1\], got 2.0"),
         ({"step_ends": [2, 9]}, "read 2 is at token 11 of 7"),
-        ({"step_ends": [2]}, "'p/0' has 2 steps and 1 step ends: one a step is wanted"),
+        ({"step_ends": [2]}, "'p/0' has 2 steps and 1 step ends: give one per step"),
         ({"labels": [None, None]}, r"no labelled step to train on \(of 1 trajectories\)"),
     ):
         path = write(tmp_path / "v.jsonl", [{**vars(VALUES), **change}])

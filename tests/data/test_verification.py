@@ -125,13 +125,16 @@ def test_the_task_says_which_steps_are_right() -> None:
         def problems(self, split: str) -> list[Problem]:
             return [problem]
 
-        position = task.position
+        position, split_steps = task.position, task.split_steps
 
     steps = ["doubles: 4 + 2 = 6\n", "buys: 6 + 1 = 7\n", "#### 7"]
     row = Solution("p/0", "p", problem.question + "\n", steps, False, [None] * 3, gold="9")
     assert with_task_truth([row], OneProblem(), "train")[0].steps_right == [False, False, False]
     good = Solution("p/1", "p", problem.question + "\n", ["doubles: 4 * 2 = 8\n"], False, [None], gold="9")
     assert with_task_truth([good], OneProblem(), "train")[0].steps_right == [True]
+    whole = Solution("p/2", "p", problem.question + "\n", ["doubles: 4 * ", "2 = 8\n"], False, [None] * 2, gold="9")
+    with pytest.raises(BadInput, match="'p/2' is not cut into steps as the task cuts it"):
+        with_task_truth([whole], OneProblem(), "train")
     with pytest.raises(BadInput, match="answers no problem"):
         with_task_truth([Solution("q/0", "q", "?", [], False, [])], OneProblem(), "train")
     with pytest.raises(BadInput, match="nobody knows"):

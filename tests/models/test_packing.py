@@ -326,6 +326,20 @@ def test_kernels_for_gpus_get_the_keys_of_shared_segments_whatever_the_row_is_ro
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
 
 
+def test_a_kernel_that_rounds_whole_precision_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By a kernel that gives the queries back: what it gets is rounded to bfloat16."""
+    packed = pack_rows([[1, 2, 3], [4, 5]])
+    tensors = [torch.randn(1, 2, len(packed.ids), 8) for _ in range(3)]
+    echo = by_sequences(lambda tensors, borders, longest, how: tensors[0])
+    for _ in range(2):
+        found = echo(*tensors, packed.segments, attention_kernels.How(0.25))
+    assert found.dtype == torch.bfloat16
+    assert caplog.text.count("attention of float32 is computed in bfloat16") == 1
+    caplog.clear()
+    echo(*[tensor.bfloat16() for tensor in tensors], packed.segments, attention_kernels.How(0.25))
+    assert "computed in bfloat16" not in caplog.text
+
+
 def test_flex_attention_caps_scores_and_repeats_no_heads() -> None:
     packed = pack_rows([[*range(20), 50, 51], [*range(20), 60, 61, 62]])
     torch.manual_seed(0)

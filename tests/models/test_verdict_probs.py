@@ -46,6 +46,18 @@ def test_two_verdicts_of_the_same_tokens_are_refused(tmp_path: Path) -> None:
         VerdictTokens.of(tokenizer, QUESTION, ["Yes"], ["Yes, no"])
 
 
+def test_a_verdict_that_begins_within_a_token_is_refused(tmp_path: Path) -> None:
+    """Tekken writes ( + right, but (w + rong: behind a lone ( the model would always mean that it is right."""
+    tokenizer = build("tekken", tmp_path / "t", num_ranks=40_000).tokenizer
+    assert [tokenizer.tokenize(text)[0] for text in ("(right", "(wrong")] == ["(", "(w"]
+    with pytest.raises(BadInput, match=r"joins the end of '\(' and the beginning of 'wrong' in one token"):
+        VerdictTokens.of(tokenizer, "(", ["right"], ["wrong"])
+    with pytest.raises(BadInput, match="joins the end of 'Verdict: ' and the beginning of 'good'"):
+        VerdictTokens.of(tokenizer, "Verdict: ", ["good"], ["bad"])
+    VerdictTokens.of(tokenizer, "\\boxed{", ["correct"], ["incorrect"])
+    VerdictTokens.of(tokenizer, "Verdict:", [" good", "good"], [" bad", "bad"])
+
+
 def test_the_share_of_yes_by_hand() -> None:
     logs = [math.log(p) for p in (0.3, 0.1)], [math.log(p) for p in (0.1,)]
     assert YesProb.of(*logs) == YesProb(pytest.approx(0.8), pytest.approx(0.5))

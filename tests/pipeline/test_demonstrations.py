@@ -142,7 +142,7 @@ def recorded(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def test_recorded_samples_make_every_pair_by_outcome(recorded: tuple[Path, Path]) -> None:
     context = StageContext(None, Path("unused"), 10.0)
-    pairs = OutcomePreferences().run(str(recorded[0]), context)
+    pairs = list(OutcomePreferences().run(str(recorded[0]), context))
     sides: dict[str, dict[bool, set[str]]] = {}
     for line in recorded[0].read_text().splitlines():
         row = json.loads(line)
@@ -159,12 +159,12 @@ def test_recorded_samples_make_every_pair_by_outcome(recorded: tuple[Path, Path]
 def test_recorded_samples_ranked_by_their_reward_model(recorded: tuple[Path, Path]) -> None:
     context = StageContext(None, Path("unused"), 10.0)
     path, scores = map(str, recorded)
-    everything = ProcessPreferences(scores=scores, margin=0.3, wrong_margin=0.3).run(path, context)
+    everything = list(ProcessPreferences(scores=scores, margin=0.3, wrong_margin=0.3).run(path, context))
     assert all(p.chosen_score - p.rejected_score > 0.3 for p in everything if p.kind != "process")
     best = ProcessPreferences(scores=scores, margin=0.3, max_chosen=1, max_rejected=1, over_correct="none")
     for pair in best.run(path, context):
         rivals = [p for p in everything if p.problem_id == pair.problem_id and p.kind == "process"]
         assert pair.chosen_score == max(p.chosen_score for p in rivals)
         assert pair.rejected_score == max(p.rejected_score for p in rivals)
-    partial = PartialPreferences(scores=scores, margin=0.3, max_rejected=1).run(path, context)
+    partial = list(PartialPreferences(scores=scores, margin=0.3, max_rejected=1).run(path, context))
     assert all(p.chosen.encode() == bytes(p.chosen_ids) for p in partial)

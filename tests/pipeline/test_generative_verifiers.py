@@ -13,11 +13,13 @@ from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import Verification
 from espalier.data.process_data.published import content_key
 from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, Problem, StepScores, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
-from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore, read_rankings
+from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore, SampleRows
+from espalier.pipeline.evaluation.rankings import Ranking, ScoreFile
 from espalier.pipeline.pairs.build_preferences import ProcessPreferences
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.score_by_verifier import ScoreByVerifier
@@ -144,6 +146,7 @@ def task_with_one_problem() -> Any:
 
     class OneProblem:
         position = staticmethod(task.position)
+        split_steps = staticmethod(task.split_steps)
 
         def problems(self, split: str) -> list[Problem]:
             return [problem]
@@ -290,19 +293,30 @@ def test_verifications_of_another_sampling_run_are_refused(tmp_path: Path) -> No
         demonstrations(tmp_path, written)
 
 
+def ranking_by(path: str, rows: list[Trajectory], folder: Path) -> Ranking:
+    """Rank the samples of one problem by the last score."""
+    write_records(folder / "ranked.jsonl", rows)
+    with ProblemRows(folder / "index") as index:
+        (one,) = SampleRows(index, str(folder / "ranked.jsonl"))
+        file = ScoreFile(index, path, "verifier", ["last"])
+        file.look(one)
+        file.settle(StageContext(None, folder / "e.json", 60))
+        return file.rankings(one)[0]
+
+
 def test_what_has_no_score_ranks_last_and_does_not_vote(tmp_path: Path) -> None:
     path = str(tmp_path / "s.jsonl")
     rows = ROWS[:3]
     scores: list[float | None] = [None, 0.1, 0.4]
     write_records(path, [OutcomeScore(row.id, "a", score) for row, score in zip(rows, scores, strict=True)])
-    ranking = read_rankings(path, "verifier", ["last"], rows)[0]
+    ranking = ranking_by(path, rows, tmp_path)
     assert best_of(rows, ranking.scores_of(rows)) == 0.0  # a/2, which is wrong: no score is not the highest
     assert best_of(rows[:2], ranking.scores_of(rows[:2])) == 1.0  # a/1
     assert ranking.weights_of(rows) == [0.0, 0.1, 0.4]
     assert weighted_vote(rows, ranking.weights_of(rows)) == 0.0  # 4: 0.1, 5: 0.4
     write_records(path, [StepScores(row.id, "a", numbers) for row, numbers in zip(rows, [[], [0.5, 0.2], [0.5, 0.3]],
                                                                                   strict=True)])  # fmt: skip
-    steps = read_rankings(path, "verifier", ["last"], rows)[0]
+    steps = ranking_by(path, rows, tmp_path)
     assert steps.weights_of(rows) == [0.0, 0.2, 0.3]
 
 
@@ -364,7 +378,7 @@ def test_a_model_that_does_not_answer_the_question_is_warned_of(
 ) -> None:
     _, counts = scored(tmp_path, folder)  # random weights: every token is as likely
     assert counts["verdict_mass"] < 0.1
-    assert "gives Yes and No together a probability of" in caplog.text
+    assert "gives both verdicts together a probability of" in caplog.text
 
 
 def test_a_solution_without_step_scores_makes_no_pair_and_is_in_no_benchmark(tmp_path: Path) -> None:
@@ -375,7 +389,7 @@ def test_a_solution_without_step_scores_makes_no_pair_and_is_in_no_benchmark(tmp
     context = StageContext(None, tmp_path / "o", 10.0)
     distinct = [replace(row, response_ids=[2, 3 + k], step_ends=[1, 2]) for k, row in enumerate(rows)]
     write_records(paths["t"], distinct)
-    pairs = ProcessPreferences(scores=paths["s"]).run(paths["t"], context)
+    pairs = list(ProcessPreferences(scores=paths["s"]).run(paths["t"], context))
     assert {name for pair in pairs for name in pair.id.split(">")} <= {"a/1", "a/2"}
     assert context.counts["without_score"] == 1
     judged = [AnnotatedSolution(row.id, row.id, "Q", row.steps, [1.0, label], first, None)

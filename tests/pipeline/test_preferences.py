@@ -170,7 +170,7 @@ def test_a_wrong_solution_may_end_with_its_first_step_that_scores_low(tmp_path: 
     write_records(tmp_path / "s.jsonl", [StepScores("p/0", "p", [0.9] * 3, False),
                                          StepScores("p/1", "p", [0.9, 0.2, 0.8], False)])  # fmt: skip
     stage = ProcessPreferences(scores=str(tmp_path / "s.jsonl"), how="minimum", cut_wrong_below=0.5)
-    (pair,) = stage.run(str(tmp_path / "t.jsonl"), context())
+    (pair,) = list(stage.run(str(tmp_path / "t.jsonl"), context()))
     assert (pair.chosen, pair.rejected, pair.rejected_ids, pair.rejected_score) == (
         "1\n2\n3\n", "1\n4.5\n", [1, 4, 5], 0.2,
     )  # fmt: skip
@@ -286,7 +286,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 def test_the_outcome_stage_reads_each_distinct_whole_trajectory_once(files: dict[str, str]) -> None:
     counted = context()
-    pairs = OutcomePreferences(max_pairs=4).run(files["trajectories"], counted)
+    pairs = list(OutcomePreferences(max_pairs=4).run(files["trajectories"], counted))
     assert sorted(ids_of(pairs)) == ["p/0>p/1", "p/0>p/2"]
     assert counted.counts == {
         "read": 6, "cut": 1, "repeated": 1, "problems": 2, "problems_all_right": 1, "problems_all_wrong": 0,
@@ -303,15 +303,15 @@ def test_one_problem_draws_the_same_pairs_whatever_stands_beside_it(tmp_path: Pa
     path = str(tmp_path / "t.jsonl")
     stage = OutcomePreferences(max_pairs=2)
     write_records(path, [*RIGHT, *WRONG])
-    alone = stage.run(path, context())
+    alone = list(stage.run(path, context()))
     write_records(path, [trajectory(0, True, [1], problem="q"), trajectory(1, False, [2], problem="q"), *RIGHT, *WRONG])
-    assert [pair for pair in stage.run(path, context()) if pair.problem_id == "p"] == alone
+    assert [pair for pair in list(stage.run(path, context())) if pair.problem_id == "p"] == alone
 
 
 def test_the_process_stage_ranks_by_aggregated_scores(files: dict[str, str]) -> None:
     counted = context()
     stage = ProcessPreferences(scores=files["scores"], max_chosen=1, max_rejected=1, margin=0.4)
-    (pair,) = stage.run(files["trajectories"], counted)
+    (pair,) = list(stage.run(files["trajectories"], counted))
     assert (pair.id, pair.chosen_score, pair.rejected_score) == ("p/0>p/2", 0.5, 0.25)
     assert (counted.counts["pairs_process"], counted.counts["margin_mean"]) == (1, 0.25)
 
@@ -335,7 +335,7 @@ def test_problems_that_the_reward_model_was_trained_on_make_no_pair_and_are_coun
         write_records(files["scores"], [replace(row, is_seen=is_seen) for row in rows])
         caplog.clear()
         counted = context()
-        pairs = ProcessPreferences(**settings, excludes_seen=excludes_seen).run(files["trajectories"], counted)
+        pairs = list(ProcessPreferences(**settings, excludes_seen=excludes_seen).run(files["trajectories"], counted))
         assert len(pairs) == num_pairs
         assert counted.counts["problems_seen_by_the_reward_model"] == (2 if is_seen else 0)
         assert message in caplog.text
@@ -348,7 +348,7 @@ def test_the_process_stage_counts_pairs_over_right_ones(tmp_path: Path) -> None:
     write_records(scores, [StepScores(one.id, "p", [1.0, score]) for one, score in SCORED])
     counted = context()
     stage = ProcessPreferences(scores=scores, how="last", max_chosen=1, max_rejected=1, margin=0.4)
-    pairs = stage.run(trajectories, counted)
+    pairs = list(stage.run(trajectories, counted))
     assert ids_of(pairs) == ["p/0>p/2", "p/0>p/1"]
     assert (counted.counts["pairs_process"], counted.counts["pairs_process_correct"]) == (1, 1)
 
@@ -357,11 +357,11 @@ def test_a_trajectory_without_scores_is_refused(files: dict[str, str], tmp_path:
     scores = str(tmp_path / "few.jsonl")
     write_records(scores, [StepScores("p/0", "p", [1.0, 1.0, 1.0])])
     with pytest.raises(BadInput, match=r"few.jsonl: no scores for trajectory 'p/1'"):
-        ProcessPreferences(scores=scores).run(files["trajectories"], context())
+        list(ProcessPreferences(scores=scores).run(files["trajectories"], context()))
 
 
 def test_the_step_stage_joins_values_by_id(files: dict[str, str]) -> None:
-    pairs = StepPreferences(values=files["values"], margin=0.4).run(files["trajectories"], context())
+    pairs = list(StepPreferences(values=files["values"], margin=0.4).run(files["trajectories"], context()))
     assert ids_of(pairs) == ["p/0#1>p/1#1", "p/0#2>p/2#2"]
 
 
@@ -534,7 +534,7 @@ def test_the_order_of_the_rows_changes_nothing(make: Callable[[dict[str, str]], 
     for seed in range(3):
         _, names = many(tmp_path, seed)
         told = context()
-        made.append((make(names).run(names["trajectories"], told), told.counts))
+        made.append((list(make(names).run(names["trajectories"], told)), told.counts))
     assert made[0][0]
     assert made[0] == made[1] == made[2]
 
@@ -545,7 +545,7 @@ def test_train_and_held_out_share_no_problem_and_make_the_whole(
 ) -> None:
     _, names = many(tmp_path, 0)
     parts = {
-        part: replace(make(names), part=part, held_out_share=0.4).run(names["trajectories"], context())
+        part: list(replace(make(names), part=part, held_out_share=0.4).run(names["trajectories"], context()))
         for part in ("all", "train", "held_out")
     }
     problems = {part: {pair.problem_id for pair in pairs} for part, pairs in parts.items()}
@@ -559,9 +559,9 @@ def test_cut_responses_are_wrong_ones_where_the_published_pairs_take_them(tmp_pa
     path = str(tmp_path / "t.jsonl")
     cut = trajectory(4, False, [9], finish_reason="length")
     write_records(path, [RIGHT[0], cut])
-    assert OutcomePreferences().run(path, context()) == []
+    assert list(OutcomePreferences().run(path, context())) == []
     told = context()
-    assert ids_of(OutcomePreferences(keeps_cut=True).run(path, told)) == ["p/0>p/4"]
+    assert ids_of(list(OutcomePreferences(keeps_cut=True).run(path, told))) == ["p/0>p/4"]
 
 
 def test_steps_can_be_left_out_of_the_score() -> None:
@@ -581,11 +581,11 @@ def test_excluded_problems_make_no_pair_of_two_right_ones(tmp_path: Path) -> Non
     write_records(known, [StepScores("p/0", "p", [1.0])])
     stage = ProcessPreferences(scores=scores, exclude=known, margin=0.4)
     told = context()
-    assert ids_of(stage.run(trajectories, told)) == ["p/0>p/2", "p/1>p/2"]
+    assert ids_of(list(stage.run(trajectories, told))) == ["p/0>p/2", "p/1>p/2"]
     assert told.counts["problems_excluded"] == 1
     write_records(known, [{"id": "x"}])
     with pytest.raises(BadInput, match=r"known.jsonl:1: no problem_id"):
-        stage.run(trajectories, context())
+        list(stage.run(trajectories, context()))
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -597,7 +597,7 @@ def test_scores_of_other_trajectories_are_refused(row: StepScores, said: str, tm
     write_records(trajectories, [RIGHT[0]])
     write_records(scores, [row])
     with pytest.raises(BadInput, match=said):
-        ProcessPreferences(scores=scores).run(trajectories, context())
+        list(ProcessPreferences(scores=scores).run(trajectories, context()))
 
 
 def test_one_problem_asked_in_two_ways_is_refused() -> None:
@@ -609,6 +609,9 @@ def test_ids_are_ordered_as_they_were_given_out() -> None:
     ids = ["p2/0", "p10/1", "p/9", "p/9#2", "p/10"]
     assert sorted(set(ids), key=sample_order) == ids
     assert sample_order("p/" + "9" * 5000) > sample_order("p/10")
+    others = ["", "0", "01", "1", "a", "a1", "a1\0", "a1b", "a2", "a\0", "a\0b", "ab", "\u00e9", "\ud800"]
+    shuffled = random.Random(0).sample(others, len(others))
+    assert sorted(shuffled, key=sample_order) == others  # an id that begins another one stands before it
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -627,15 +630,15 @@ def test_a_damaged_file_is_named_with_its_line(name: str, tmp_path: Path) -> Non
     write_records(path, [RIGHT[0], WRONG[0]])
     path.write_bytes(DAMAGES[name](path.read_bytes()))
     with pytest.raises(BadInput, match=r"t\.jsonl(:\d: |: is a gzip file)"):
-        OutcomePreferences().run(str(path), context())
+        list(OutcomePreferences().run(str(path), context()))
 
 
 def test_line_ends_and_a_mark_of_windows_are_no_damage_and_an_empty_file_makes_no_pair(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_records(path, [RIGHT[0], WRONG[0]])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert ids_of(OutcomePreferences().run(str(path), context())) == ["p/0>p/2"]
+    assert ids_of(list(OutcomePreferences().run(str(path), context()))) == ["p/0>p/2"]
     path.write_bytes(b"")
     told = context()
-    assert OutcomePreferences().run(str(path), told) == []
+    assert list(OutcomePreferences().run(str(path), told)) == []
     assert (told.counts["pairs"], told.counts["problems"]) == (0, 0)

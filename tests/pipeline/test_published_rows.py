@@ -65,6 +65,82 @@ def test_pairs_become_examples_and_what_is_no_pair_is_listed(kind: str, tiny_pol
     assert examples[0].chosen_ids[-1] == tokenizer.eos_token_id
 
 
+def test_pairs_without_a_prompt_get_that_of_their_id_and_partial_sides_no_end_token(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"chosen": " 5", "reject": " 6", "id": 0, "is_full": True, "chosen_reward": 0.9, "reject_reward": 0.2},
+        {"chosen": " 5", "reject": " 6", "id": 0, "is_full": False},
+        {"chosen": " 7", "reject": " 8", "id": "q1", "chosen_full": True, "reject_full": False},
+        {"chosen": " 7", "reject": " 8", "id": "q1"},
+        {"chosen": " 7", "reject": " 8", "id": "q2"},
+        {"chosen": " 7", "reject": " 8", "id": "q1", "chosen_prefix": "a", "reject_prefix": "b"},
+        {"prompt": "4 + 3 =", "chosen": " 7", "rejected": " 8"},
+    ]
+    samples = [
+        {"text": "2 + 3 =", "label": 0, "response": [" 5"], "pred": ["A"], "id": 0},
+        {"text": "4 + 3 =", "id": "q1"},
+    ]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    (tmp_path / "samples.json").write_text(json.dumps(samples))
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    stage = ImportPreferences(str(tiny_policy), prompts=str(tmp_path / "samples.json"))
+    pairs = list(stage.run(str(tmp_path / "pairs.json"), context))
+    end = load_tokenizer(str(tiny_policy)).eos_token_id
+    assert [(pair.chosen_ids[-1] == end, pair.rejected_ids[-1] == end) for pair in pairs] == [
+        (True, True), (False, False), (True, False), (True, True),
+    ]  # fmt: skip
+    assert [pair.prompt for pair in pairs] == ["2 + 3 =", "2 + 3 =", "4 + 3 =", "4 + 3 ="]
+    assert [pair.id for pair in pairs] == ["0", "0~2", "q1", "q1~2"]
+    assert (pairs[0].chosen_score, pairs[0].rejected_score, pairs[2].chosen_score) == (0.9, 0.2, 1.0)
+    assert pairs[0].rejected_ids == [*pairs[1].rejected_ids, end]
+    rejected = [json.loads(line)["reason"] for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines()]
+    assert [reason.partition(":")[0].partition(" (")[0] for reason in rejected] == [
+        "no prompt of id 'q2'", "its sides go on from different beginnings", "no column reject",
+    ]  # fmt: skip
+
+
+def test_pairs_without_a_prompt_are_refused_without_a_file_of_prompts_or_with_two_of_one_id(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "pairs.jsonl", [{"chosen": "a", "reject": "b", "id": 1}])
+    prompts = lines(tmp_path / "samples.jsonl", [{"id": 1, "text": "Q"}, {"id": "1", "text": "R"}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    with pytest.raises(BadInput, match=r"pairs.jsonl:1: .* do not hold their prompts: name the file"):
+        list(ImportPreferences(str(tiny_policy)).run(path, context))
+    with pytest.raises(BadInput, match=r"samples.jsonl:2: id '1' has another prompt above"):
+        list(ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context))
+
+
+def test_a_prompt_that_a_row_says_twice_and_otherwise_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    """Generated rows hold prompt and response as `text`, beside `prompt`."""
+    path = lines(tmp_path / "pairs.jsonl", [{"chosen": " 5", "reject": " 6", "id": 1}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "prompt": "2 + 3 =", "text": "2 + 3 = 5"}])
+    with pytest.raises(BadInput, match=r"s.jsonl:1: text and prompt differ"):
+        list(ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context))
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "prompt": "2 + 3 =", "text": None}])
+    (pair,) = ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context)
+    assert pair.prompt == "2 + 3 ="
+
+
+def test_pairs_that_repeat_the_prompt_of_their_id_are_rejected_and_empty_columns_are_none(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"chosen": "2 + 3 = 5", "reject": "2 + 3 = 6", "id": 1},
+        {"chosen": " 5", "reject": " 6", "id": 1, "chosen_full": None, "reject_full": None, "is_full": False},
+        {"chosen": " 5", "reject": " 6", "id": 1, "chosen_full": None, "reject_full": None, "is_full": None},
+    ]
+    path = lines(tmp_path / "pairs.jsonl", rows)
+    prompts = lines(tmp_path / "s.jsonl", [{"id": 1, "text": "2 + 3 ="}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    partial, whole = ImportPreferences(str(tiny_policy), prompts=prompts).run(path, context)
+    assert len(whole.chosen_ids) == len(partial.chosen_ids) + 1
+    (rejected,) = (json.loads(line) for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines())
+    assert rejected["reason"] == "chosen and reject repeat the prompt of their id"
+
+
 def test_conversations_become_examples_whose_weights_mask_all_but_the_assistant(
     chat_model: Path, tmp_path: Path
 ) -> None:

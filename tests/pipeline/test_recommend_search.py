@@ -102,6 +102,11 @@ def test_a_search_that_was_scored_by_the_gold_answer_is_warned_of(
 ) -> None:
     read_search("beam", [save(tmp_path / "0.jsonl", [True], 100)])
     assert "scored by the gold answer" in caplog.text
+    for scorer in ("OutcomeReward", "VerifierReward"):  # scorer@search.scorer=outcome and verifiers
+        caplog.clear()
+        write_records(tmp_path / "1.jsonl", [changed(scorer=scorer)])
+        read_search("best_of_4", [str(tmp_path / "1.jsonl")])
+        assert "scored by the gold answer" in caplog.text
 
 
 def test_runs_of_one_search_are_averaged_by_problem(tmp_path: Path) -> None:

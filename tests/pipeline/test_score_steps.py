@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoModelForTokenClassification
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.prompts import encode_prompt
-from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores
+from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
 from espalier.models.load import BadModel, load_config, load_tokenizer
@@ -21,6 +22,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.score_steps import ScoreSteps
+from espalier.pipeline.prm.step_inputs import choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.process import score_step_tokens
 
@@ -182,3 +184,15 @@ def test_processbench_goes_from_its_file_to_a_table(
     assert num_too_long > 0, "its tokenizer was made for small sums"
     assert table["left_out"]["no score was given"] == num_too_long
     assert f"{num_too_long} solutions are longer than the model takes" in caplog.text
+
+
+@pytest.mark.parametrize("says", ["training_problems.json", "training_responses.json"])
+def test_a_two_class_model_that_was_trained_here_reads_sampled_ids_whatever_it_was_trained_on(
+    says: str, two_classes: Path, tmp_path: Path
+) -> None:
+    """Of an outcome model that learnt from judged responses only the latter file is there."""
+    folder = shutil.copytree(two_classes, tmp_path / "model")
+    assert choose_layout("auto", str(folder), str(folder), Trajectory) == "trl"
+    (folder / says).write_text("{}")
+    assert choose_layout("auto", str(folder), str(folder), Trajectory) == "tokens"
+    assert choose_layout("auto", str(folder), str(folder), AnnotatedSolution) == "task"

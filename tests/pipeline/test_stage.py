@@ -144,6 +144,16 @@ def test_a_missing_input_is_refused_before_anything_runs(config: StageConfig, tm
     assert stage.num_runs == 0
 
 
+@pytest.mark.parametrize(("is_complete", "warned"), [(False, True), (True, False)])
+def test_an_input_whose_sampling_was_cut_is_warned_of(
+    is_complete: bool, warned: bool, config: StageConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    meta = Path(config.input).with_suffix(".meta.json")
+    meta.write_text(json.dumps({"is_complete": is_complete}))
+    run_stage(Copy(), None, config)
+    assert ("is not complete: the command that writes it goes on" in caplog.text) is warned
+
+
 def test_a_stage_that_fails_leaves_nothing_and_can_be_run_again(config: StageConfig, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the stage failed"):
         run_stage(Copy(fails_after=1), None, config)

@@ -178,10 +178,10 @@ def files(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])
 def test_values_and_scores_make_the_same_pairs_and_what_has_none_is_counted(stage: Any, files: dict[str, str]) -> None:
     context = StageContext(None, Path("unused"), 10.0)
-    pairs = stage(values=files["values"], margin=0.4).run(files["trajectories"], context)
+    pairs = list(stage(values=files["values"], margin=0.4).run(files["trajectories"], context))
     assert pairs
     assert context.counts["unknown"] == 1
-    assert stage(scores=files["scores"], margin=0.4).run(files["trajectories"], context) == pairs
+    assert list(stage(scores=files["scores"], margin=0.4).run(files["trajectories"], context)) == pairs
 
 
 @pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])
@@ -190,19 +190,19 @@ def test_a_trajectory_with_an_unknown_value_makes_no_pair(stage: Any, files: dic
     context = StageContext(None, Path("unused"), 10.0)
     write_records(files["values"], [replace(first, values=[None, *first.values[1:]]), *others])
     with count_left_out() as counted:
-        unknown = stage(values=files["values"], margin=0.4).run(files["trajectories"], context)
+        unknown = list(stage(values=files["values"], margin=0.4).run(files["trajectories"], context))
     reason = "pass through a state whose value is not known"
     assert counted == [LeftOut(files["values"], reason, 1, 2)]
     assert context.counts["unknown"] == 2
     write_records(files["values"], others)
-    assert stage(values=files["values"], margin=0.4).run(files["trajectories"], context) == unknown
+    assert list(stage(values=files["values"], margin=0.4).run(files["trajectories"], context)) == unknown
 
 
 @pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])
 @pytest.mark.parametrize("given", [{}, {"values": "a", "scores": "b"}])
 def test_values_or_scores_must_be_named_and_not_both(stage: Any, given: dict[str, str]) -> None:
     with pytest.raises(BadInput, match=r"name one of stage\.values"):
-        stage(**given).run("unused", StageContext(None, Path("unused"), 10.0))
+        list(stage(**given).run("unused", StageContext(None, Path("unused"), 10.0)))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
         assert reason in fault(Command("page.md", tuple(words.split()))), words
 
 
+def test_the_first_page_leads_to_every_page() -> None:
+    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert not [name for name in sorted(pages) if f"]({name})" not in (DOCS / "index.md").read_text()]
+    here = {path.name for path in DOCS.glob("*.md") if not path.is_symlink()} - {"index.md"}
+    assert not [name for name in sorted(here) if f"](docs/{name})" not in (ROOT / "README.md").read_text()]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_file_config_and_setting_that_a_page_names_is_there(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

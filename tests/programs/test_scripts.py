@@ -111,6 +111,42 @@ def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("task", [[], ["task=word_arithmetic"]])
+def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list[str], script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    commands = stages(script("prm=a", "file=f", "samples=s", "run=b", *task, name="prm_benchmark.sh"))
+    assert len(commands) == 6
+    for command in commands:
+        compose_config(CONF / "stage", command[command.index("-cn") + 1], *command[command.index("-cn") + 2 :])
+    for command in named(commands, "prm/score_steps"):
+        assert [word for word in command if word.startswith("task=")] == task
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    ("iterate.sh", "method=restem prm.update.learning_rate=1e-6"),
+    ("iterate.sh", "method=dpo_positive complete.params.n=2"),
+    ("evaluate.sh", "name=x until=samples evaluate.stage.scores=x"),
+    ("reward_model.sh", "preferences=F exp=E ppo=P sample.params.n=2"),
+    ("prm_benchmark.sh", "prm=a file=F choose.stage.seed=1"),
+    ("prm_benchmark.sh", "prm=a samples=F evaluate.stage.tune_share=0.1"),
+    ("prm_benchmark.sh", "prm=a samples=F calibrate.stage.bins=3"),
+    ("prm_benchmark.sh", "prm=a file=F step_values=V"),
+])  # fmt: skip
+def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
+    policy = [] if name == "prm_benchmark.sh" else ["policy=a"]
+    assert script(*policy, "run=b", "task=gsm8k", *given.split(), name=name, code=2) == []
+
+
+def test_a_pilot_ends_the_script_behind_its_sampling_and_the_run_after_it_has_none(script: Script) -> None:
+    given = ["policy=a", "run=b", "task=gsm8k"]
+    pilot = stages(script(*given, "pilot=20", name="process_rewards.sh"))
+    assert [command[command.index("-cn") + 1] for command in pilot if "-cn" in command] == ["api/vllm/trajectories"]
+    assert "pilot=20" in pilot[-1]
+    (whole,) = named(script(*given, name="process_rewards.sh"), "api/vllm/trajectories")
+    assert {*pilot[-1]} - {*whole} == {"pilot=20"}
+    assert script(*given, "sample.pilot=20", name="process_rewards.sh", code=2) == []
+
+
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip

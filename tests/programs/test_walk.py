@@ -112,6 +112,13 @@ def test_a_chat_model_of_ones_own_goes_from_judged_steps_to_best_of_n_by_no_sett
     figures = json.loads((out / "evaluation.json").read_text())["accuracy"]
     assert {"greedy", "mean", "majority_4", "best_of_4_minimum"} <= set(figures)
 
+    run(sys.executable, "run_stage.py", "-cn", "training/publish_model", f"stage.model={work}/prm/model",
+        f"stage.figures=[{out}/evaluation.json]", f"output={work}/prm/card.md")  # fmt: skip
+    card = (work / "prm" / "card.md").read_text()
+    assert "A process reward model" in card
+    assert "| best_of_4_minimum |" in card
+    assert str(tmp_path) not in card
+
     configs = [yaml.safe_load((work / "prm" / "config.yaml").read_text())]
     configs += [json.loads(path.read_text())["config"] for path in out.glob("*.meta.json")]
     assert len(configs) == 5

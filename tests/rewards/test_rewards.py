@@ -11,7 +11,7 @@ import torch
 
 from espalier.data.records import BadInput, Trajectory
 from espalier.models.scalar_head import load_process_reward
-from espalier.rewards.composed import ComposedReward
+from espalier.rewards.composed import ComposedReward, compose
 from espalier.rewards.format import FormatReward
 from espalier.rewards.length import LengthPenalty
 from espalier.rewards.outcome import OutcomeReward
@@ -55,6 +55,14 @@ def test_the_range_of_process_rewards_holds_every_sum_to_come(form: str, offset:
     if limit == 0:  # and no wider than it has to be
         for bound, found in ((low, min(sums)), (high, max(sums))):
             assert math.isinf(bound) or found == pytest.approx(bound, abs=0.05)
+
+
+def test_a_part_that_two_terms_have_is_kept_for_both() -> None:
+    """One part over the other would show the metrics of the last term alone."""
+    scores = {"first": Score(1.0, parts={"verifier": 0.9}), "second": Score(0.5, parts={"verifier": 0.2, "votes": 3.0})}
+    assert compose(scores, {"first": 1.0, "second": 2.0}).parts == {
+        "verifier": 0.9, "second_verifier": 0.2, "votes": 3.0
+    }  # fmt: skip
 
 
 def test_the_range_of_a_reward_is_read_from_its_config() -> None:

@@ -15,9 +15,10 @@ from espalier.models.load import load_policy
 from espalier.rl.advantages.prime import PRIME
 from espalier.rl.combinations import check_implicit_reward, check_numbers
 from espalier.rl.experience import RowScorer
-from espalier.rl.implicit_reward import ImplicitReward, RankWatch, pair_accuracy
+from espalier.rl.implicit_reward import ImplicitReward
 from espalier.rl.metrics import is_replaceable
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.rank_watch import RankWatch, pair_accuracy
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ImplicitRewardConfig, KLConfig, RLConfig, RolloutConfig
@@ -135,14 +136,14 @@ def test_pair_accuracy_is_the_share_of_ordered_pairs_within_problems_and_a_tie_i
 
 
 def test_rewards_that_rank_no_better_than_chance_are_said_once_a_fall(caplog: pytest.LogCaptureFixture) -> None:
-    watch, mixed = RankWatch(), ([True, False], [2])
+    watch, mixed = RankWatch("ranked {share:.0f} % over {num}"), ([True, False], [2])
     said = [watch.add(accuracy, *mixed) for accuracy in (0.9, 0.5, 0.4, 0.4, 0.2, 0.1, 0.4)]
     assert said == [False] * 4 + [True] + [False] * 2
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("the implicit reward ranked 48 % of pairs")
+    assert message.startswith("ranked 48 % over 5")
     assert not any(watch.add(1.0, *mixed) for _ in range(5))
     assert [watch.add(0.0, *mixed) for _ in range(4)] == [False, False, True, False]
-    alone = RankWatch()  # nothing to compare is no chance
+    alone = RankWatch("")  # nothing to compare is no chance
     assert not any(alone.add(0.5, [True, True, False], [2, 1]) for _ in range(9))
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from espalier.models.load import load_policy
+from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import StaleWeights, VLLMEngine
+from espalier.rl.delivery.weight_update_engine import VLLMEngine
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone

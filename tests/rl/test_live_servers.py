@@ -14,8 +14,8 @@ from aiohttp import web
 
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.models.load import load_policy
+from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, UNUSED, VERSION, WEIGHTS
 from espalier.rl.trainer_from_config import check_client, engines_of

@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_critic
+from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.combinations import check_critic_range, check_estimator
 from espalier.rl.problem_order import epoch_batch
-from espalier.rl.trainer_from_config import check_same_tokenizer
 from espalier.rl.types import Estimate
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -155,7 +156,7 @@ def test_a_critic_of_another_tokenizer_is_refused_in_one_line(
 
     check_same_tokenizer(tokenizer, str(published_reward_model), "critic")
     build_tokenizer(demonstration_texts[:50], vocab_size=300).save_pretrained(published_reward_model)
-    with pytest.raises(BadConfig, match="the critic has another tokenizer than the policy"):
+    with pytest.raises(BadInput, match="the critic has another tokenizer than the policy"):
         check_same_tokenizer(tokenizer, str(published_reward_model), "critic")
 
 

@@ -15,8 +15,8 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
 from espalier.rl.combinations import check_clusters, check_correction
+from espalier.rl.delivery.receipts import StaleWeights, check_receipt
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
 from espalier.rl.experience import make_experience
 from espalier.rl.group_scores import score
 from espalier.rl.losses import clipped_surrogate, importance_weights
@@ -51,7 +51,7 @@ from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.weight_receipt import digest
+from espalier.sampling.weight_buckets import digest
 from espalier.training.engine import named_weights
 from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from tests.support.root_config import root_config

@@ -23,8 +23,8 @@ from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.delivery import policy_weights
+from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, logprob_gap, make_experience
 from espalier.rl.group_scores import score
@@ -35,7 +35,8 @@ from espalier.rl.probes.canary import Canary, canary_scores, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.rollout import BadSampling, Sampler, check_params
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_checks import BadSampling, check_params
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import KLConfig, RLConfig

@@ -23,7 +23,7 @@ from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_combinations, check_samples
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.rollout import BadSampling
+from espalier.rl.rollout_checks import BadSampling
 from espalier.rl.samples import RolloutLog, samples_path, values_at_step_starts, write_samples
 from espalier.rl.trainer_from_config import make_further_estimators
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup

@@ -21,8 +21,9 @@ from hydra.errors import HydraException
 
 from espalier.data.records import BadInput
 from espalier.data.timeline import DRAWING, read_timeline
+from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.delivery.weight_update_engine import OwnEngine
 from espalier.rl.trainer_from_config import check_client, engines_of
 from espalier.runtime.config_errors import describe_config_error
 from espalier.runtime.entrypoint import BadConfig, build, compose_config

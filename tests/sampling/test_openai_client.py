@@ -20,10 +20,11 @@ from espalier.pipeline.problems.select_demonstrations import SelectDemonstration
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.entrypoint import build
 from espalier.runtime.logs import set_up_logging
+from espalier.sampling.api_keys import check_key_variable, check_keys, refuse_key_in
 from espalier.sampling.budget import Budget, Charge, Prices
 from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.job import run_job
-from espalier.sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
+from espalier.sampling.openai_client import NoKey, OpenAIChatClient
 from espalier.sampling.rate_limit import empty_for, parse_seconds, retry_after
 from espalier.sampling.runner import Runner, finished_requests
 from tests.runtime.test_configs import compose_config
@@ -405,6 +406,17 @@ def test_a_key_in_a_config_or_as_the_name_of_a_variable_is_refused_and_not_told(
     assert KEY not in str(caught.value)
     with pytest.raises(BadInput, match="must be the NAME of the environment variable") as caught:
         check_key_variable(KEY)
+    assert KEY not in str(caught.value)
+
+
+def test_keys_are_looked_for_wherever_a_client_stands_in_a_config() -> None:
+    client = {"model": "m", "key_variable": "OPENAI_API_KEY"}
+    check_keys({"reward": {"terms": {"judge": {"asking": {"client": client}}}}, "task": [{"key_variable": None}]})
+    with pytest.raises(BadInput, match=r"reward\.template holds the API key") as caught:
+        check_keys({"reward": {"template": f"use {KEY}", "asking": {"client": client}}})
+    assert KEY not in str(caught.value)
+    with pytest.raises(BadInput, match="must be the NAME") as caught:
+        check_keys({"reward": {"client": {"key_variable": KEY}}})
     assert KEY not in str(caught.value)
 
 

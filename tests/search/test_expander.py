@@ -1,14 +1,16 @@
 """Where steps end in token space: published tokenizers, blank lines, lengths, stop strings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.silence.real_tokenizers import build
 from espalier.data.prefix_tree import num_distinct_tokens
+from espalier.data.records import BadInput
 from espalier.data.splitters import splitter
-from espalier.sampling.client import SampleRequest
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 from espalier.sampling.requests import make_trajectory
 from espalier.search.client import sample_of
 from espalier.search.expander import StepCuts
@@ -142,3 +144,14 @@ def test_nodes_are_never_tokenised_again(sampler: Make) -> None:
     finally:
         table.tokenizer.__class__.__call__ = before
     assert len(asked) <= 2  # the prompt of the test, and the word that the decoder decodes behind
+
+
+def test_a_sampler_without_token_ids_is_refused(tokenizer: Any) -> None:
+    """A chat API: it would be asked for the empty prompt, and its answers would be nodes without text."""
+
+    class Chat(TableSampler):
+        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+            return [replace(sample, token_ids=[]) for sample in await super().sample(request, params)]
+
+    with pytest.raises(BadInput, match="no token ids"):
+        searched(Chat(tokenizer, {"a\n# 1": 1.0}), Samples(2), RandomScorer())

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from espalier.data.records import parse_record
+from espalier.data.records import BadInput, parse_record
 from espalier.data.search_tree import SearchTree
 from espalier.sampling.client import SamplingParams
 from espalier.search.budget import Budget
+from espalier.search.choices import choose_solution
 from espalier.search.methods.dvts import DVTS
 from espalier.search.methods.lookahead import Lookahead
 from espalier.search.methods.mcts import MCTS
@@ -294,3 +295,50 @@ def test_majority_and_weighted_vote_choose_by_the_samples_of_an_answer(sampler: 
     assert Samples(4, "weighted_vote").choose(tree) is two  # 2 * 0.3 + 0.35 > 0.9
     one.score = 0.96
     assert Samples(4, "weighted_vote").choose(tree) is one
+
+
+def scored(sampler: Make, aggregate: str, scores: dict[str, float]) -> Tree:
+    """A tree of whole solutions with these scores; "# 1" was drawn three times."""
+    tree, _, _ = searched(sampler({"# 1": 1.0}), Samples(1, "vote"), RandomScorer())
+    tree.aggregate = aggregate
+    tree.root.children.clear()
+    del tree.nodes[1:]
+    for number, (text, score) in enumerate(scores.items()):
+        for _ in range(3 if text == "# 1" else 1):
+            tree.add(tree.root, [number], text, "stop", "", []).score = score
+    return tree
+
+
+def test_a_vote_weighted_by_log_odds_counts_shares_so_that_more_samples_never_count_against_an_answer(
+    sampler: Make,
+) -> None:
+    tree = scored(sampler, "log_odds", {"# 1": 0.4, "# 2": 0.45})  # 3 * 0.4 against 0.45
+    assert choose_solution(tree, "weighted_vote").response() == "# 1"
+
+
+def test_scores_below_0_weigh_no_votes(sampler: Make) -> None:
+    tree = scored(sampler, "last", {"# 1": -1.0, "# 2": -2.5})
+    assert choose_solution(tree, "best").response() == "# 1"
+    with pytest.raises(BadInput, match="form=probability"):
+        choose_solution(tree, "weighted_vote")
+
+
+@pytest.mark.parametrize("method", [Particles(4), OmegaPRM(1, 4)], ids=str)
+def test_scores_that_are_no_shares_are_refused_where_shares_are_read(method: Any, sampler: Make) -> None:
+    class Thrice(RandomScorer):
+        async def score(self, nodes: Any, expander: Any) -> list[float]:
+            return [3.0 + score for score in await super().score(nodes, expander)]
+
+    with pytest.raises(BadInput, match=r"reads shares in \[0, 1\]"):
+        searched(sampler(), method, Thrice())
+
+
+def test_answers_of_log_odds_are_right_from_one_half_on(sampler: Make) -> None:
+    class Even(RandomScorer):
+        aggregate = "log_odds"
+
+        async def score(self, nodes: Any, expander: Any) -> list[float]:
+            return [0.55 for _ in nodes]  # log-odds 0.2, which is no 0.5
+
+    tree, _, _ = searched(sampler({"# 1": 1.0}), OmegaPRM(1, 4), Even())
+    assert tree.root.value == 1.0

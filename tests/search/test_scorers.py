@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForTokenClassification
 
-from espalier.data.records import Problem
+from espalier.data.records import BadInput, Problem
 from espalier.data.steps import Decoder, StepTokens
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.outcome import OutcomeReward
@@ -23,7 +24,7 @@ from espalier.search.scorers.cached_model import CachedScoredModel
 from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.exact_scorer import ExactScorer
 from espalier.search.scorers.majority_scorer import MajorityScorer
-from espalier.search.scorers.process_scorer import ProcessScorer, rows_of
+from espalier.search.scorers.process_scorer import ProcessScorer, rows_of, warn_of_layout
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.scorers.reward_scorer import RewardScorer
 from espalier.search.scorers.scorer import Batches
@@ -103,6 +104,48 @@ def test_a_network_whose_cache_is_not_exact_scores_whole_texts(tiny_prm: Path, m
     monkeypatch.setattr(CachedScoredModel, "_check", lambda self, row: False)
     row = StepTokens([5, 6, 7, 8], [9, 10, 11], [2, 3])
     assert model.scores([row], 1000) == score_step_tokens(load_process_reward(str(tiny_prm)), [row], pad_id=0)
+
+
+def test_a_network_with_a_sliding_window_scores_a_state_alike_whatever_problem_stands_beside_it(tmp_path: Path) -> None:
+    """Kept keys stand where the longest row of a batch puts them: a window over places would lose the short row's."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mistral", vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+                                  num_labels=1, sliding_window=16)  # fmt: skip
+    network = AutoModelForTokenClassification.from_config(config)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(tmp_path)
+    model, ids = CachedScoredModel(load_process_reward(str(tmp_path))), list(range(5, 95))
+    model.scores([StepTokens(ids[:4], ids[4:8], [2, 4])], 1000)
+    for number in (2, 4):
+        rows = [StepTokens(ids[20:80], ids[:number], [number]), StepTokens(ids[4:8], ids[8 : 8 + number], [number])]
+        whole = score_step_tokens(load_process_reward(str(tmp_path)), rows, pad_id=0)
+        assert [row[0] for row in model.scores(rows, 1000)] == pytest.approx([row[0] for row in whole], abs=0.01)
+
+
+def test_a_state_longer_than_the_reward_model_takes_is_refused(sampler: Make, tiny_prm: Path, tmp_path: Path) -> None:
+    network = load_process_reward(str(tiny_prm))
+    network.config.max_position_embeddings = 5
+    network.save_pretrained(tmp_path)
+    scorer = ProcessScorer(str(tmp_path))
+    asyncio.run(scorer.open())
+    with pytest.raises(BadInput, match=r"has \d+ tokens, and the reward model .* takes 5: set params.max_tokens"):
+        searched(sampler(), StepBeam(2, 8), scorer)
+
+
+def test_a_model_that_looks_published_is_warned_of(
+    tiny_policy: Path, tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_layout(str(tiny_prm))
+    assert caplog.text == ""
+    load_process_reward(str(tiny_policy), 2).save_pretrained(tmp_path)
+    warn_of_layout(str(tmp_path))
+    assert "looks like one of layout trl" in caplog.text
+    caplog.clear()
+    (tmp_path / "training_problems.json").write_text('{"problems": []}')
+    warn_of_layout(str(tmp_path))
+    assert caplog.text == ""
 
 
 def test_questions_of_several_problems_are_answered_by_one_call() -> None:

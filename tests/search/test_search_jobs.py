@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +11,21 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.sampling.prefill import computed_tokens, engine_options
 from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.search_tree import SearchTree
+from espalier.models.scalar_head import load_process_reward
+from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.schemas import SampleConfig
+from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
+from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -68,6 +74,13 @@ def test_searches_that_are_killed_at_random_moments_hold_every_problem_once(tiny
     assert (output.read_bytes(), trees_path(output).read_bytes()) == before
 
 
+def test_a_tree_names_the_reward_that_it_was_scored_by(tiny_policy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "found.jsonl"
+    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=outcome")
+    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    assert {tree.scorer for tree in check_files(output)[1]} == {"OutcomeReward"}
+
+
 def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     assert subprocess.run(command(tiny_policy, output, 0.0), cwd=ROOT, timeout=120).returncode == 0
@@ -79,6 +92,34 @@ def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, 
     )
     assert other.returncode != 0
     assert "made otherwise" in other.stderr
+
+
+def test_a_reward_model_that_was_trained_again_is_refused_for_a_file_that_was_begun(
+    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+) -> None:
+    output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
+    shutil.copytree(tiny_prm, prm)
+    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=process", f"search.scorer.path={prm}")
+    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    model = load_process_reward(str(prm))
+    torch.nn.init.constant_(model.get_parameter("score.bias"), 1.0)
+    model.save_pretrained(prm)
+    again = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
+    assert again.returncode != 0
+    assert f"its input {prm} has changed" in again.stderr
+
+
+def test_a_reward_model_of_another_tokenizer_is_refused(tiny_policy: Path, tiny_prm: Path, tmp_path: Path) -> None:
+    output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
+    shutil.copytree(tiny_prm, prm)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (prm / file).unlink()
+    build_tokenizer(["quite other words"], 300).save_pretrained(prm)
+    for scorer, key in (("process", "path"), ("outcome_model", "reward.path")):
+        asked = command(tiny_policy, output, 0.0, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
+        found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
+        assert found.returncode != 0
+        assert "has another tokenizer than the policy" in found.stderr
 
 
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
@@ -97,6 +138,11 @@ def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(t
         keep_trees(path, {"p0"})
 
 
+def test_outputs_whose_names_end_in_a_number_have_trees_of_their_own() -> None:
+    assert trees_path(Path("a/found.jsonl")) == Path("a/found.trees.jsonl")
+    assert trees_path(Path("a/beam0.5")) != trees_path(Path("a/beam0.7"))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_config_of_a_method_is_built(method: str) -> None:
     settings = ["policy=p", "output=o", f"search={method}", "scorer@search.scorer=random"]
@@ -113,11 +159,13 @@ def test_every_config_of_a_scorer_is_composed(scorer: str) -> None:
     assert config.search["scorer"]["_target_"].startswith("espalier.search.scorers.")
 
 
-def test_several_solutions_or_states_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
-    output = tmp_path / "found.jsonl"
-    asked = command(tiny_policy, output, 0.0, "params.n=2")
-    found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-    assert "params.n=1" in found.stderr
+def test_several_solutions_per_problem_are_refused_before_anything_is_drawn_or_written(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "build", job.build)  # `search_job` replaces it
+    with pytest.raises(BadInput, match=r"params\.n=2: a search draws as many samples as search\.method says"):
+        search_job.main(str(tiny_policy), str(tmp_path / "found.jsonl"), "0", "params.n=2")
+    assert not list(tmp_path.glob("found*"))
 
 
 @pytest.mark.slow

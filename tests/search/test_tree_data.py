@@ -18,6 +18,7 @@ from espalier.pipeline.values.value_trees import ValueTrees
 from espalier.search.budget import Budget
 from espalier.search.methods.omega_prm import OmegaPRM
 from espalier.search.methods.samples import Samples
+from espalier.search.methods.siblings import HighLowSiblings
 from espalier.search.methods.step_beam import StepBeam
 from espalier.search.methods.tree_inference import TreeInference
 from espalier.search.scorers.completions_scorer import CompletionsScorer
@@ -141,7 +142,7 @@ def test_a_stop_string_is_no_part_of_a_response(sampler: Callable[..., TableSamp
 
 
 def test_steps_drawn_at_other_temperatures_are_no_samples_of_the_policy(sampler: Callable[..., TableSampler]) -> None:
-    method = TreeInference(((0, 3),), temperatures=((0, 1.3),))
+    method = TreeInference(((0, 3),), siblings=HighLowSiblings())
     tree, found, _ = searched(sampler(), method, RandomScorer())
     assert not tree.record(found.chosen, "m", "s", False, 0.0).completions
 
@@ -182,7 +183,7 @@ def test_siblings_make_a_pair_from_the_state_that_they_share(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", ["tree", "flat"])
 def test_a_tree_written_as_math_aps_is_read_back_with_its_values(form: str, tmp_path: Path) -> None:
-    write_records(tmp_path / "problems.jsonl", [Problem("p", "What is it?", "7")])
+    write_records(tmp_path / "problems.jsonl", [Problem("p", "Q", "7")])
     stage = ExportTrees(str(tmp_path / "problems.jsonl"), form)
     rows = list(stage.run(saved(tmp_path, [TREE]), context(tmp_path)))
     write_records(tmp_path / "aps.jsonl", rows)
@@ -192,12 +193,12 @@ def test_a_tree_written_as_math_aps_is_read_back_with_its_values(form: str, tmp_
         (("a", "# 8"), (0.25, 0.0)),
         (("c", "# 7"), (0.75, 1.0)),
     }
-    assert all(row.gold == "7" and row.question == "What is it?" for row in read)
+    assert all(row.gold == "7" and row.question == "Q" for row in read)
     assert rows[0]["question_id"] == "p"
 
 
 def test_a_state_without_a_value_is_part_of_the_next_published_step(tmp_path: Path) -> None:
-    write_records(tmp_path / "problems.jsonl", [Problem("p", "What is it?", "7")])
+    write_records(tmp_path / "problems.jsonl", [Problem("p", "Q", "7")])
     tree = changed(completions=[[3, 4], [], [], [], [], [], [], []])
     path = saved(tmp_path, [changed(id="q/0", problem_id="p"), tree])
     rows = list(ExportTrees(str(tmp_path / "problems.jsonl")).run(path, context(tmp_path)))
@@ -207,7 +208,7 @@ def test_a_state_without_a_value_is_part_of_the_next_published_step(tmp_path: Pa
 
 
 def test_flat_prefixes_that_begin_one_another_by_chance_are_left_out(tmp_path: Path) -> None:
-    write_records(tmp_path / "problems.jsonl", [Problem("p", "What is it?", "7")])
+    write_records(tmp_path / "problems.jsonl", [Problem("p", "Q", "7")])
     tree = changed(steps=["", "a\n", "c\n", "# 7", "# 77", "b\n", "# 7", ""])
     path = saved(tmp_path, [TREE, changed(id="q/0", steps=tree.steps)])
     rows = list(ExportTrees(str(tmp_path / "problems.jsonl"), "flat").run(path, context(tmp_path)))
@@ -215,9 +216,17 @@ def test_flat_prefixes_that_begin_one_another_by_chance_are_left_out(tmp_path: P
 
 
 def test_a_tree_of_an_unknown_problem_is_refused(tmp_path: Path) -> None:
-    write_records(tmp_path / "problems.jsonl", [Problem("other", "What is it?", "7")])
+    write_records(tmp_path / "problems.jsonl", [Problem("other", "Q", "7")])
     with pytest.raises(BadInput, match="no problem 'p'"):
         ExportTrees(str(tmp_path / "problems.jsonl")).run(saved(tmp_path, [TREE]), context(tmp_path))
+
+
+def test_a_tree_of_another_problem_with_the_same_id_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, [TREE])
+    for question, gold in (("How many?", "7"), ("Q", "8")):
+        write_records(tmp_path / "problems.jsonl", [Problem("p", question, gold)])
+        with pytest.raises(BadInput, match="'p/0' is the tree of another problem than 'p'"):
+            ExportTrees(str(tmp_path / "problems.jsonl")).run(path, context(tmp_path))
 
 
 def test_the_table_says_what_the_states_are_worth(sampler: Callable[..., TableSampler]) -> None:

@@ -82,7 +82,8 @@ class StandIn:
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
 
-        from espalier.sampling.weight_stream import Invitation, WeightReceiver
+        from espalier.sampling.weight_chain import Invitation
+        from espalier.sampling.weight_stream import WeightReceiver
 
         if (before := getattr(self, "weights", None)) is not None:
             before.close()
@@ -93,7 +94,7 @@ class StandIn:
             os._exit(7)
         if self.model == "takes none":
             raise ServerGone("the vLLM engine takes no weights: KeyError: 'strange'")
-        from espalier.sampling.weight_stream import digest
+        from espalier.sampling.weight_buckets import digest
 
         return [{name: digest(value) for name, value in self.weights.receive()}]
 

@@ -15,8 +15,9 @@ import torch
 from espalier.models.load import load_policy
 from espalier.models.logprobs import token_logprobs
 from espalier.rl.delivery import weight_group
+from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.delivery.weight_update_engine import OwnEngine
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone

@@ -35,7 +35,8 @@ from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import LOOPBACK, Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.weight_stream import Invitation, WeightReceiver
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver
 from tests.support.root_config import root_config
 
 PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, return_logprobs=True)

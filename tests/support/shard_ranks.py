@@ -29,7 +29,7 @@ from espalier.runtime.logs import set_up_logging
 from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import ServerGone
-from espalier.sampling.weight_stream import Invitation
+from espalier.sampling.weight_chain import Invitation
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights, Shards
 from tests.support.rl_cases import FakeEngine, StreamEnd

@@ -28,7 +28,8 @@ from espalier.sampling.client import (
 )
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_process import serve
-from espalier.sampling.weight_stream import Invitation, WeightReceiver
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver
 
 
 class SleepingEngine:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
+from espalier.training.deepspeed_checkpoint import full_weights
+from espalier.training.deepspeed_engine import BadSettings, tensor_parallel_size
 from espalier.training.loop_from_config import data_ranks, make_engine
 from tests.support.root_config import root_config
 

@@ -281,3 +281,18 @@ def test_a_cache_that_cannot_be_written_is_named(
     with pytest.raises(BadInput, match="cannot be written there: set HF_DATASETS_CACHE to a folder of yours"):
         stored_examples(node, tokenizer)
     assert cache_folder() == tmp_path / "file" / "espalier"
+
+
+def test_a_tokenizer_in_python_is_known_by_all_its_files(tmp_path: Path) -> None:
+    from transformers import CTRLTokenizer
+
+    vocabulary = {word: place for place, word in enumerate(["<unk>", "a@@", "b@@", "c", "ab@@", "bc"])}
+    tokenizers, rows = [], demonstrations(tmp_path / "rows.jsonl")
+    for number, merges in enumerate(("a b\nb c</w>", "b c</w>\na b")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "vocab.json").write_text(json.dumps(vocabulary))
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+        tokenizers.append(CTRLTokenizer.from_pretrained(folder))
+    assert tokenizers[0].tokenize("abc") != tokenizers[1].tokenize("abc")
+    assert examples_key(rows, tokenizers[0]) != examples_key(rows, tokenizers[1])

@@ -1,11 +1,13 @@
 """What an experiment amounts to: every number by hand, and against the run's own loader and schedule."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from espalier.checks.plan_gpu import PlanGpu
 from espalier.data.batches.loader import Loader
 from espalier.data.examples.outcome_examples import JudgedResponse
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, TokenExample, example_length
@@ -13,6 +15,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import run_stage
+from espalier.runtime import entrypoint
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import StageConfig
 from espalier.training.explain import Explain, describe, rows_of
@@ -230,3 +233,30 @@ def test_the_stage_writes_one_document_and_its_provenance(tiny_policy: Path, tmp
     meta = (tmp_path / "explain.meta.json").read_text()
     assert "judged.jsonl" in meta
     assert '"steps": 2' in meta
+
+
+def test_a_document_about_a_run_is_not_taken_for_that_of_a_config_or_model_that_has_changed(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage's own settings name the experiment, whatever its file says by now."""
+    conf, model = tmp_path / "conf", tmp_path / "model"
+    shutil.copytree(entrypoint.CONF, conf)
+    shutil.copytree(tiny_policy, model)
+    monkeypatch.setattr(entrypoint, "CONF", conf)
+    mine = conf / "exp" / "mine.yaml"
+    mine.write_text("# @package _global_\ndefaults: [/rl, _self_]\nseed: 1\n")
+    config = StageConfig(output=str(tmp_path / "plan.json"), stage={"_target_": "espalier.checks.plan_gpu.PlanGpu"})
+
+    def plan() -> int:
+        return run_stage(PlanGpu("exp/mine", f"model.path={model}", gpu_gib=24), None, config)
+
+    assert plan() == plan() == 0
+    was = mine.read_text()
+    mine.write_text(was.replace("seed: 1", "seed: 2"))
+    with pytest.raises(BadInput, match=r"plan.json was made otherwise \(its input the run's config has changed\)"):
+        plan()
+    mine.write_text(was)
+    with (model / "config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(BadInput, match=r"plan.json was made otherwise \(its input .*/model has changed\)"):
+        plan()

@@ -271,14 +271,13 @@ def test_a_judge_with_another_tokenizer_is_refused_by_reinforcement_learning(
     tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from espalier.models.tiny import build_tokenizer
-    from espalier.rl.trainer_from_config import check_same_tokenizer
-    from espalier.runtime.entrypoint import BadConfig
+    from espalier.models.tokenizer_checks import check_same_tokenizer
 
     tokenizer = load_tokenizer(str(tiny_policy))
     check_same_tokenizer(tokenizer, str(tiny_policy), "process reward model")
     shutil.copytree(tiny_policy, tmp_path / "prm")
     build_tokenizer(["zzz yyy zzz yyy xxx"], len(tokenizer)).save_pretrained(tmp_path / "prm")
-    with pytest.raises(BadConfig, match="the process reward model has another tokenizer than the policy: of 'Mia has"):
+    with pytest.raises(BadInput, match="the process reward model has another tokenizer than the policy: of 'Mia has"):
         check_same_tokenizer(tokenizer, str(tmp_path / "prm"), "process reward model")
     for file in (tmp_path / "prm").glob("tokenizer*"):
         file.unlink()

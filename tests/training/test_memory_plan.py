@@ -14,12 +14,14 @@ from espalier.rl.memory_of_run import rl_setup
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.training.memory_of_run import (
+    MicroBatch,
     NoPlan,
     changes,
     check_memory_plan,
     cutting_of,
     explain_memory,
     network_of,
+    shape_of,
     smallest_change,
     with_adapters,
 )
@@ -171,23 +173,26 @@ def test_parameters_are_counted_as_the_network_has_them(tiny_policy: Path) -> No
         network_of(str(tiny_policy), lora=lora | {"bits": 4})
 
 
+FOUR = MicroBatch(4)
+
+
 def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> None:
     large = replace(FP32, work=Work(tokens=4000, reads=3600), ranks=2)
     peak = memory_plan(large).peak.bytes
-    assert check_memory_plan(large, 4, peak).peak.bytes == peak
-    assert smallest_change(large, 4, peak - 1) == ["precision=bf16"]
+    assert check_memory_plan(large, FOUR, peak).peak.bytes == peak
+    assert smallest_change(large, FOUR, peak - 1) == ["precision=bf16"]
     in_bf16 = replace(large, is_bf16=True)
     with pytest.raises(
         BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"
     ):
-        check_memory_plan(in_bf16, 4, memory_plan(in_bf16).peak.bytes - 1)
+        check_memory_plan(in_bf16, FOUR, memory_plan(in_bf16).peak.bytes - 1)
     checked = replace(in_bf16, has_checkpointing=True)
-    assert smallest_change(checked, 4, memory_plan(checked).peak.bytes - 1) == ["update.micro_batch_size=2"]
+    assert smallest_change(checked, FOUR, memory_plan(checked).peak.bytes - 1) == ["update.micro_batch_size=2"]
     tight = memory_plan(replace(checked, work=replace(checked.work, tokens=1000, reads=900))).peak.bytes
-    assert smallest_change(in_bf16, 4, tight) == ["model.gradient_checkpointing=true", "update.micro_batch_size=1"]
+    assert smallest_change(in_bf16, FOUR, tight) == ["model.gradient_checkpointing=true", "update.micro_batch_size=1"]
     with pytest.raises(BadInput, match="take more ranks, a larger device or a smaller network"):
-        check_memory_plan(in_bf16, 4, 100)
-    names = [change.setting for change in changes(replace(in_bf16, has_checkpointing=True), 1)]
+        check_memory_plan(in_bf16, FOUR, 100)
+    names = [change.setting for change in changes(replace(in_bf16, has_checkpointing=True), MicroBatch(1))]
     assert names == [f"deepspeed={name}" for name in ("zero2", "zero3", "zero2_offload", "zero3_offload")]
 
 
@@ -216,11 +221,11 @@ def test_a_network_without_a_plan_is_named_and_refused_where_a_limit_is_stated(
     def none(_: bool) -> Setup:
         raise NoPlan("no memory plan of a mamba network")
 
-    assert explain_memory(none, 4, 0.0) is None
+    assert explain_memory(none, FOUR, 0.0) is None
     assert "memory: no memory plan of a mamba network" in caplog.text
     with pytest.raises(BadInput, match=r"stage\.memory_gib=8 cannot be compared"):
-        explain_memory(none, 4, 8.0)
-    assert explain_memory(lambda _: FP32, 4, 0.0) is not None
+        explain_memory(none, FOUR, 8.0)
+    assert explain_memory(lambda _: FP32, FOUR, 0.0) is not None
     assert "no limit is known" in caplog.text
 
 
@@ -229,3 +234,26 @@ def test_offloading_is_read_off_deepspeeds_own_keys() -> None:
     found = cutting_of({"zero_optimization": zero}, 3, is_gpu=False)
     assert (found["stage"], found["ranks"], found["live"], found["bucket"]) == (3, 3, 7, 5)
     assert (found["offloads_weights"], found["offloads_optimizer"]) == (True, False)
+
+
+def test_a_budget_of_tokens_is_lowered_in_place_of_rows_which_it_overrides() -> None:
+    run = replace(FP32, work=Work(tokens=4000, reads=3600), is_bf16=True, has_checkpointing=True, ranks=2)
+    below = memory_plan(run).peak.bytes - 1
+    assert smallest_change(run, MicroBatch(4000, True, 900), below) == ["update.micro_batch_tokens=2000"]
+    names = [change.setting for change in changes(run, MicroBatch(4000, True, 900))]
+    assert names[:3] == ["update.micro_batch_tokens=2000", "update.micro_batch_tokens=1000", "deepspeed=zero2"]
+    few = replace(run, work=Work(tokens=1000, reads=900))
+    assert next(changes(few, MicroBatch(4000, True))).setup.work.tokens == 1000
+
+
+def test_a_row_longer_than_the_budget_of_tokens_is_planned_whole(tiny_policy: Path) -> None:
+    given = [f"model.path={tiny_policy}", "output_dir=o", "update.micro_batch_tokens=100"]  # of 512
+    work = rl_setup(compose_config(RLConfig, "rl", [*given, "params.max_tokens=256"]), 1, is_gpu=True).work
+    assert (work.tokens, work.reads) == (512, 256)
+
+
+def test_experts_of_any_name_have_no_plan() -> None:
+    from transformers import Dots1Config
+
+    with pytest.raises(NoPlan, match="a mixture of experts"):
+        shape_of(Dots1Config(n_routed_experts=8), 1)

@@ -11,6 +11,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Demonstration, PreferencePair, StepValues
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import StageContext
+from espalier.training.explain import Explain
 from espalier.training.preview import Preview, length_histogram
 
 
@@ -18,7 +19,7 @@ def preview(folder: Path, policy: Path, name: str, rows: list[Any], *overrides: 
     write_records(folder / "rows.jsonl", rows)
     files = [f"model.path={policy}", f"examples.path={folder}/rows.jsonl", "examples.max_length=60"]
     stage = Preview(name, [*files, *overrides], **settings)
-    assert stage.inputs() == [f"{folder}/rows.jsonl"]
+    assert stage.inputs()[0] == f"{folder}/rows.jsonl"
     return stage.run("", StageContext(None, folder / "preview.txt", 10.0))
 
 
@@ -67,3 +68,17 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         Preview("train", num_examples=0)
     with pytest.raises(BadInput, match="this stage reads an experiment: leave input empty"):
         Preview("train").run("x.jsonl", StageContext(None, tmp_path / "p", 10.0))
+
+
+def test_a_preview_is_made_again_once_a_file_below_or_the_tokenizer_is_another(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    files = [f"examples.{part}.path={tmp_path}/{part}.jsonl" for part in ("verify", "generate")]
+    stage = Preview("train", [f"model.path={tiny_policy}", "examples=verifier", *files])
+    found = stage.inputs()
+    assert [path for path in found if path.startswith(str(tmp_path))] == [
+        f"{tmp_path}/{part}.jsonl" for part in ("verify", "generate")
+    ]
+    assert f"{tiny_policy}/tokenizer.json" in found
+    eval_too = [*files, "eval_examples=${examples}"]
+    assert Explain("train", [f"model.path={tiny_policy}", "examples=verifier", *eval_too]).inputs() == found

@@ -140,6 +140,29 @@ def test_a_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("engine", "num_ranks"),
+    [("zero3", 2), *(pytest.param(name, ranks, marks=pytest.mark.slow) for name, ranks in
+                     (("zero3", 1), ("zero2", 2), ("zero2", 1), ("zero1", 2), ("zero3_offload", 2), ("zero0", 2),
+                      ("zero3 lora=lora lora.rank=2", 2)))],
+)  # fmt: skip
+def test_a_zero_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
+    engine: str, num_ranks: int, files: list[str], tmp_path: Path
+) -> None:
+    run, straight, settings = tmp_path / "run", tmp_path / "straight", f"deepspeed={engine}".split()
+    train_forked(run, files, 4, *settings)
+    straight.mkdir()
+    shutil.move(run / "model", straight / "model")
+    shutil.rmtree(run / "adapter", ignore_errors=True)
+    rows = {name: curve(run, name) for name in ("train/loss", "train/grad_norm", "eval/loss")}
+    printed = train_forked(run, files, num_ranks, *settings)
+    assert "at step 2 of 4" in printed
+    for name, values in rows.items():
+        assert curve(run, name) == pytest.approx(values, abs=1e-5), name
+    assert_same_weights(straight, run, tolerance=1e-5)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+
+
 @pytest.mark.parametrize("engine", ["none", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(
     engine: str, files: list[str], tmp_path: Path

@@ -141,6 +141,19 @@ def test_another_problem_of_the_same_id_is_refused(tmp_path: Path) -> None:
         stage.run(str(tmp_path / "t.jsonl"), StageContext(other, tmp_path / "out.json", 60))
 
 
+def test_steps_that_are_not_the_tasks_are_refused_and_not_called_wrong(tmp_path: Path) -> None:
+    """A true solution that was split anew (values/split_steps): its first step ends within a line."""
+    task = WordArithmetic(num_dev=2)
+    text = task.demonstrations("dev")[0].completion
+    row = solved(0, [text[:5], text[5:]])
+    write_records(tmp_path / "t.jsonl", [row])
+    write_records(tmp_path / "s.jsonl", [StepScores(row.id, row.problem_id, [0.9, 0.9])])
+    with pytest.raises(BadInput, match=f"'{row.id}' is not cut into steps as the task cuts it"):
+        CompareWithTruth(str(tmp_path / "s.jsonl")).run(
+            str(tmp_path / "t.jsonl"), StageContext(task, tmp_path / "out.json", 60)
+        )
+
+
 def test_contrast_of_multiple_choice_answers_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t.jsonl"
     write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < 10, num_options=10) for k in range(100)])

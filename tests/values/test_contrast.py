@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 
 def test_the_prior_has_the_mean_of_the_counts() -> None:
-    prior = prior_of([Count(0, 8)] * 6 + [Count(8, 8)] * 2 + [Count(1, 1)] * 50)
+    prior = prior_of({Count(0, 8): 6, Count(8, 8): 2, Count(1, 1): 50})
     assert prior.alpha / (prior.alpha + prior.beta) == pytest.approx(0.25)
 
 
@@ -175,7 +176,7 @@ def test_labels_of_luck_are_refused(tmp_path: Path, seed: int) -> None:
     write_records(tmp_path / "c.jsonl", completed)
     stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
     with pytest.raises(BadInput, match=r"right answers are luck here|below stage\.fewest_labels"):
-        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60)))
 
 
 def test_samples_that_were_held_back_contradict_labels_of_luck_whatever_the_prior() -> None:
@@ -189,7 +190,7 @@ def test_samples_that_were_held_back_contradict_labels_of_luck_whatever_the_prio
 
 
 def test_counts_that_differ_by_chance_alone_give_a_prior_beside_which_nothing_is_wrong() -> None:
-    prior = prior_of([Count(1, 4)] * 8)
+    prior = prior_of({Count(1, 4): 8})
     assert Contrast(prior).prob_below(Count(0, 8), Count(6, 8)) < 0.01
 
 
@@ -210,7 +211,7 @@ def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path: Path) -
     write_records(tmp_path / "c.jsonl", list[Trajectory]())
     stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
     with pytest.raises(BadInput, match="sample more problems"):
-        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60)))
 
 
 def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path: Path) -> None:
     write_records(tmp_path / "c.jsonl", [solution("other#1/0", "ab", False)])
     stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
     with pytest.raises(BadInput, match="'other#1/0' continues no state"):
-        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60)))
 
 
 def test_records_of_labels_are_read_again_and_only_completions_count(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_a_success_for_which_a_state_was_chosen_makes_no_sibling_wrong(tmp_path:
     counts = count_behind([Continuation(row, 0) for row in done])
     continuations = [Continuation(row, 0, is_completion=False) for row in rows] + [Continuation(row, 0) for row in done]
     labels = contrast_labels(
-        continuations, counts, states_on_right_ways(rows + done), Contrast(prior_of(counts.values()))
+        continuations, counts, states_on_right_ways(rows + done), Contrast(prior_of(Counter(counts.values())))
     )
     wrong = sum(label == 0.0 for row in labels for label in row[:-1])
     assert wrong < 0.01 * sum(len(row) - 1 for row in labels)
@@ -271,7 +272,7 @@ def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path: Pa
     write_records(tmp_path / "c.jsonl", [solution("a#1/0", "qyz", True)])
     stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
     with pytest.raises(BadInput, match="'a#1/0' continues no state"):
-        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60)))
 
 
 def state_of(row: Trajectory, step: int) -> State:
@@ -288,7 +289,7 @@ def test_states_of_other_trajectories_are_refused_and_so_are_states_without_comp
     for row, message in ((other, "'other#1' is of no trajectory of"), (own, "no completion of 1 states")):
         write_records(tmp_path / "s.jsonl", [state_of(row, 1)])
         with pytest.raises(BadInput, match=message):
-            stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+            list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60)))
 
 
 def test_right_states_of_trajectories_that_are_all_wrong_are_refused(tmp_path: Path) -> None:

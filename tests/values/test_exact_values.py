@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.steps import Decoder
@@ -265,6 +266,29 @@ def test_lines_have_the_probabilities_of_a_pass_over_the_whole(small: tuple[Any,
             places = range(len(start) - 1, row.shape[1] - 1)
             logprob = sum(float(logs[at, row[0, at + 1]]) for at in places)
             assert math.log(line.probability) == pytest.approx(logprob, abs=1e-4)
+
+
+def test_a_sliding_window_that_only_long_rows_reach_is_refused_too(small: tuple[Any, Any]) -> None:
+    """Kept keys stand at other places in rows of unequal lengths, so that a window of places cuts other tokens off; a
+    prompt of a few tokens shows nothing of a window of 40."""
+    tokenizer = small[1]
+    torch.manual_seed(0)
+    config = MistralConfig(vocab_size=small[0].config.vocab_size, hidden_size=32, intermediate_size=32,
+                           num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, sliding_window=40,
+                           max_position_embeddings=256, initializer_range=0.3)  # fmt: skip
+    prompt = tuple(tokenizer("Mia has 5 apples.").input_ids)
+    assert len(prompt) < 18
+
+    def search() -> LineSearch:
+        return LineSearch(MistralForCausalLM(config).eval(), Decoder(tokenizer), [1], 1.0, line_mass=0.5, max_width=10)
+
+    search()([LineStart(prompt, 2)])  # never as long as the window
+    with pytest.raises(BadInput, match="other probabilities from cached keys and values"):
+        search()([LineStart(prompt, 40)])
+    both = search()
+    both([LineStart(prompt, 2)])
+    with pytest.raises(BadInput, match="other probabilities from cached keys and values"):
+        both([LineStart(prompt, 40)])
 
 
 def test_less_than_the_allowed_mass_of_a_line_is_given_up(small: tuple[Any, Any]) -> None:

@@ -151,7 +151,7 @@ def test_the_verdicts_rule() -> None:
 
 
 def described(rows: list[StepValues]) -> dict[str, Any]:
-    return describe_signal(counted_states(rows)[0])
+    return describe_signal(signal_sums(counted_states(rows)[0]))
 
 
 def test_equal_values_and_values_of_6_and_12_per_cent_carry_no_signal_and_spread_ones_do() -> None:
@@ -221,3 +221,17 @@ def test_few_problems_and_single_completions_are_warned_of_not_refused(tmp_path:
     assert document["verdict"] == "not known"
     assert document["states_with_fewer_than_two_completions"] == 80
     assert "params.n=2" in document["remedy"]
+
+
+def test_signal_of_one_problem_is_not_known_and_of_few_is_said_to_be_of_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One problem has an interval without width."""
+    spread = [row(f"p{number}/{k}", [16 * (k % 2), k], num=16) for number in range(3) for k in range(6)]
+    document = ran(spread[:6], tmp_path)
+    assert (document["verdict"], document["problems"]) == ("not known", 1)
+    assert document["remedy"] == "one problem does not show how much the labels of others differ: sample more problems"
+    assert "the labels' verdict is 'not known'" in caplog.text
+    caplog.clear()
+    assert ran(spread, tmp_path)["verdict"] == SIGNAL
+    assert "'carries signal' rests on 3 problems, whose intervals are too narrow: sample 20 or more" in caplog.text

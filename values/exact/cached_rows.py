@@ -91,16 +91,18 @@ def join_rows(parts: Sequence[CachedRows]) -> CachedRows:
 
 
 @torch.no_grad()
-def check_cache(model: Any, ids: Sequence[int]) -> None:
+def check_cache(model: Any, ids: Sequence[int], longest: int) -> None:
     """Raise BadInput where the network gives other probabilities from cached keys and values, in rows of unequal
-    lengths, than in a pass over the whole (layers with a state, scaled logits)."""
-    cut = max(1, len(ids) // 2)
+    lengths of up to `longest` tokens, than in a pass over the whole (layers with a state, scaled logits; sliding
+    windows, which short rows do not show: so `ids` are repeated up to that length)."""
+    if longest < 2:
+        return
+    ids = [ids[place % len(ids)] for place in range(longest)]
+    cut = longest // 2
     device = next(model.parameters()).device
     _, rows = CachedRows.empty(2).extend(model, [ids[:cut], ids[:1]])
-    if len(ids) < 2:
-        return
     found, _ = rows.extend(model, [ids[cut:], ids[1:]])
-    truth = model(input_ids=torch.tensor([list(ids)], device=device)).logits[0, -1].float()
+    truth = model(input_ids=torch.tensor([ids], device=device)).logits[0, -1].float()
     gap = float((torch.log_softmax(found, -1) - torch.log_softmax(truth, -1)).abs().max())
     if not gap <= _MAX_GAP:
         raise BadInput(f"exact values: {type(model).__name__} gives other probabilities from cached keys and values "

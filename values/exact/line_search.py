@@ -83,7 +83,7 @@ class LineSearch:
         self._has_newline = np.array(["\n" in piece for piece in pieces])
         self._is_blank = np.array([not piece.strip() for piece in pieces])
         self._kept: dict[tuple[int, ...], tuple[CachedRows, int]] = {}
-        self._is_checked = False
+        self._checked = 0  # the longest row for which kept keys and values were found to be right
 
     def __call__(self, starts: Sequence[LineStart]) -> list[list[Line]]:
         """Return the lines that may follow each state, the most probable first.
@@ -112,9 +112,10 @@ class LineSearch:
     def _search(
         self, starts: Sequence[LineStart], kept: dict[tuple[int, ...], tuple[CachedRows, int]]
     ) -> list[list[Line]]:
-        if not self._is_checked:
-            check_cache(self.network, starts[0].ids)
-            self._is_checked = True
+        longest = max(len(start.ids) + start.room for start in starts)
+        if longest > self._checked:
+            check_cache(self.network, starts[0].ids, longest)
+            self._checked = longest
         logits, rows = self._read([start.ids for start in starts])
         kept |= {start.ids: (rows, number) for number, start in enumerate(starts)}
         num = len(starts)

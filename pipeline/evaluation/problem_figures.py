@@ -1,0 +1,73 @@
+"""The figures of an evaluation, one value per problem: filled problem by problem, so that no sample stays in memory."""
+
+from collections.abc import Callable, Sequence
+
+from espalier.data.records import Trajectory
+from espalier.pipeline.evaluation.evaluation_inputs import ProblemSamples
+from espalier.pipeline.evaluation.intervals import Interval, intervals
+from espalier.pipeline.evaluation.rankings import Ranking
+from espalier.rewards.votes import best_of, majority_vote, pass_at_k, sizes_up_to, weighted_vote
+
+PerProblem = dict[str, list[float]]  # metric → one value a problem
+
+MEASURES: dict[str, tuple[str, Callable[[Trajectory], float]]] = {
+    "unparseable": ("share", lambda t: t.answer is None),
+    "cut_by_length": ("share", lambda t: t.finish_reason == "length"),
+    "response_tokens": ("tokens", lambda t: len(t.response_ids)),
+    "steps": ("steps", lambda t: len(t.steps)),
+    "response_chars": ("characters", lambda t: len(t.response)),
+}
+
+
+class Figures:
+    """`accuracies` by metric and `coverage` (pass@k for k = 1, 2, 4, ..., n) of the `labelled` problems; `responses` of
+    all."""
+
+    def __init__(self, num_samples: int):
+        self.labelled: list[str] = []
+        self.accuracies: PerProblem = {}
+        self.coverage: PerProblem = {}
+        self._num_samples = num_samples
+        self._measured: dict[str, PerProblem] = {}
+        self._has_ids: dict[str, bool] = {}
+
+    def add(self, samples: ProblemSamples, rankings: Sequence[Ranking]) -> None:
+        """Take in a problem."""
+        if samples.is_labelled:
+            self.labelled.append(samples.id)
+            _append(self.accuracies, self._accuracies(samples, rankings))
+            right = sum(t.is_correct for t in samples.group)
+            n = self._num_samples
+            _append(self.coverage, {f"pass_at_{k}": pass_at_k(n, right, k) for k in sizes_up_to(n)})
+        self._measure("samples", samples.group)
+        if samples.greedy is not None:
+            self._measure("greedy", [samples.greedy])
+
+    def _accuracies(self, samples: ProblemSamples, rankings: Sequence[Ranking]) -> dict[str, float]:
+        n, group = self._num_samples, samples.group
+        found = {"greedy": float(samples.greedy.is_correct)} if samples.greedy is not None else {}
+        found |= {"mean": sum(t.is_correct for t in group) / n, f"majority_{n}": majority_vote(group)}
+        found |= {f"best_of_{n}_{row.name}": best_of(group, row.scores_of(group)) for row in rankings}
+        return found | {f"weighted_{n}_{row.name}": weighted_vote(group, row.weights_of(group)) for row in rankings}
+
+    def _measure(self, kind: str, group: Sequence[Trajectory]) -> None:
+        has_ids = all(t.response_ids or not t.response for t in group)
+        self._has_ids[kind] = self._has_ids.get(kind, True) and has_ids
+        means = {name: sum(map(measure, group)) / len(group) for name, (_, measure) in MEASURES.items()}
+        _append(self._measured.setdefault(kind, {}), means)
+
+    def responses(self) -> dict[str, dict[str, Interval]]:
+        """`{"samples": {measure: interval}, "greedy": ...}` over all problems, labelled or not.
+
+        Tokens are left out where a sampler returned no token ids.
+        """
+        figures = {}
+        for kind, rows in self._measured.items():
+            left = set() if self._has_ids[kind] else {"response_tokens"}
+            figures[kind] = intervals({name: values for name, values in rows.items() if name not in left})
+        return figures
+
+
+def _append(table: PerProblem, values: dict[str, float]) -> None:
+    for name, value in values.items():
+        table.setdefault(name, []).append(value)

@@ -1,0 +1,100 @@
+"""A model → its card; and, only where a repository is named, the model, the card and its data on the Hugging Face hub.
+
+python run_stage.py -cn training/publish_model stage.model=RUN/model stage.figures=[RUN/prm.json] output=card.md
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.training.model_card import figures_of, read_facts, without_folders, write_card, write_data_card
+from espalier.runtime.manifest import MANIFEST, weight_files
+
+
+@dataclass(frozen=True)
+class PublishModel:
+    """`model`: a folder. `figures`: JSON files whose figures have intervals. `name`: in the card, "" for the
+    repository's or the folder's. `license`: its identifier on the hub.
+
+    `repository`: OWNER/NAME on the hub, "" publishes nothing; `data`: files for `data_repository`. `is_private`: the
+    repositories that are made. The token is HF_TOKEN of the environment, or that of `hf auth login`.
+    """
+
+    model: str
+    figures: list[str] = field(default_factory=list)
+    name: str = ""
+    license: str = ""
+    repository: str = ""
+    data: list[str] = field(default_factory=list)
+    data_repository: str = ""
+    is_private: bool = True
+
+    def __post_init__(self) -> None:
+        if bool(self.data) != bool(self.data_repository):
+            raise BadInput("stage.data and stage.data_repository go together: give both, or neither")
+        if self.data and not self.repository:
+            raise BadInput("stage.data_repository names the data of a published model: set stage.repository too")
+        for name in filter(None, (self.repository, self.data_repository)):
+            if name.count("/") != 1 or name.startswith(("/", ".")) or name.endswith("/"):
+                raise BadInput(f"'{name}' is no repository: write OWNER/NAME")
+
+    def inputs(self) -> list[str]:
+        """Return the weights, the files of figures and the data."""
+        return [*weight_files(Path(self.model)), *self.figures, *self.data]
+
+    def run(self, input_path: str, context: StageContext) -> str:
+        """Return the card, after everything that is asked for is on the hub. Raises BadInput where there is an input, a
+        file has no figure, or the hub refuses."""
+        if input_path:
+            raise BadInput(f"input={input_path}: this stage reads a model: set stage.model, leave input empty")
+        folder = Path(self.model)
+        facts = read_facts(folder)
+        figures = {Path(path).name: list(figures_of(_read(path))) for path in self.figures}
+        for path, found in zip(self.figures, figures.values(), strict=True):
+            if not found:
+                raise BadInput(f"{path} has no figure with an interval: name what an evaluation wrote")
+        name = self.name or self.repository or folder.resolve().parent.name
+        card = write_card(name, facts, figures, license_id=self.license, repository=self.repository,
+                          data_repository=self.data_repository)  # fmt: skip
+        context.counts.update(kind=facts.kind, figures=sum(map(len, figures.values())), data_files=len(facts.data))
+        if self.repository:
+            context.counts["commit"] = self._publish(folder, card, facts.config)
+        return card
+
+    def _publish(self, folder: Path, card: str, config: Mapping[str, Any]) -> str:
+        """Upload data first, so that the card's link leads somewhere; return the model's commit."""
+        from espalier.pipeline.training.hub import upload
+
+        if self.data_repository:
+            counts = {Path(path).name: _counts(Path(path)) for path in self.data}
+            text = write_data_card(self.data_repository, counts, self.repository, self.license)
+            upload(self.data_repository, "dataset", {Path(path).name: Path(path) for path in self.data}
+                   | {"README.md": text.encode()}, self.is_private)  # fmt: skip
+        files: dict[str, Path | bytes] = {
+            str(path.relative_to(folder)): path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name not in (MANIFEST, "README.md")
+        }
+        files["README.md"] = card.encode()
+        if config:
+            files["run/config.yaml"] = yaml.safe_dump(without_folders(config)).encode()
+        return upload(self.repository, "model", files, self.is_private)
+
+
+def _counts(path: Path) -> dict[str, Any]:
+    meta = path.with_suffix(".meta.json")
+    found = _read(meta).get("counts", {}) if meta.is_file() else {}
+    return {name: count for name, count in found.items() if isinstance(count, int | float)}
+
+
+def _read(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise BadInput(f"{path} is no JSON document: {error}") from None

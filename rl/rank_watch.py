@@ -1,0 +1,84 @@
+"""How often what scores rollouts ranks a right one above a wrong one of the same problem, and a line once that is no
+better than chance: for rewards that claim to know what is right, where a grader knows it."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from espalier.rewards.score import VERIFIER
+from espalier.rl.types import RolloutGroup
+
+log = logging.getLogger(__name__)
+_WATCHED = 5  # iterations
+_WARNING = (
+    "the verifier of the reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly "
+    "over {num} iterations, no better than chance: the policy is led away from right answers; train the verifier on "
+    "rollouts of this policy, let it give more verdicts per solution, or take another one"
+)
+
+
+def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
+    """Return how often a right rollout scores above a wrong one of the same problem (`sizes`: rollouts of each, in
+    their order); a tie counts 1/2, and so does an iteration without such a pair."""
+    total = count = 0.0
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        own = list(zip(scores[start:end], outcomes[start:end], strict=True))
+        right = [score for score, outcome in own if outcome]
+        wrong = [score for score, outcome in own if not outcome]
+        total += sum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
+        count += len(right) * len(wrong)
+    return total / count if count else 0.5
+
+
+class RankWatch:
+    """Says once of a fall that, over the last five iterations with pairs to compare, scores of rollouts that nothing
+    was learnt from yet ranked them no better than chance: the policy then moves away from right answers, and every
+    other metric may look well. `warning` is what it says, with {share} of pairs in percent over {num} iterations."""
+
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
+        self._seen: deque[float] = deque(maxlen=_WATCHED)
+        self._is_said = False
+
+    def add(self, accuracy: float, outcomes: Sequence[bool], sizes: Sequence[int]) -> bool:
+        """Take an iteration's pair accuracy, before its step; return whether something was said."""
+        parts = [outcomes[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+        if not any(any(own) and not all(own) for own in parts):
+            return False
+        self._seen.append(accuracy)
+        mean = sum(self._seen) / len(self._seen)
+        if len(self._seen) < _WATCHED or mean > 0.5:
+            self._is_said = self._is_said and mean <= 0.55
+            return False
+        if not self._is_said:
+            log.warning(self._warning.format(share=100 * mean, num=_WATCHED))
+        is_new, self._is_said = not self._is_said, True
+        return is_new
+
+
+@dataclass
+class VerifierWatch:
+    """Compares the verdicts of a reward that judges solutions (the part `VERIFIER` of its scores) with the grader's.
+    Rollouts without a verdict, or whose score was replaced because they did not end, are left out."""
+
+    watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
+
+    def look(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Return the metric of an iteration, {} where there is no pair to compare."""
+        pairs = [
+            [
+                (score.parts[VERIFIER], rollout.trajectory.is_correct)
+                for rollout, score in zip(group.rollouts, group.scores, strict=True)
+                if VERIFIER in score.parts and score.parts.get("stopped", 1.0)
+            ]
+            for group in groups
+        ]
+        verdicts = [verdict for own in pairs for verdict, _ in own]
+        outcomes, sizes = [outcome for own in pairs for _, outcome in own], [len(own) for own in pairs]
+        if not any(len({outcome for _, outcome in own}) == 2 for own in pairs):
+            return {}
+        accuracy = pair_accuracy(verdicts, outcomes, sizes)
+        self.watch.add(accuracy, outcomes, sizes)
+        return {"reward/verifier_pair_accuracy": accuracy}

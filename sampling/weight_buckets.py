@@ -1,0 +1,217 @@
+"""New weights as bytes: which tensors come, in which buckets, and by which digest each is known again."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import xxhash
+
+BUCKET_BYTES = 4 * 2**20  # larger ones do not stay in the processor's caches
+NUM_HELD = 2  # buckets that an engine holds: one that comes, and the last one
+_ALIGNED = 16  # bytes: any dtype may begin there
+_LARGE = 2**16  # bytes that are not worth a call of their own
+
+Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
+
+
+class Streamed(Protocol):
+    """Weights that come one by one, of which nobody has to hold all."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """What will come, in that order."""
+
+    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return each when it is asked for; from the first one again with every call."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The bytes of a tensor from `offset` to `end`, in a bucket from byte `start`."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+    offset: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole tensor."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bucket holds all of the tensor."""
+        return self.end - self.offset == self.num_bytes
+
+    def bytes_in(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return this part of a bucket [bytes]."""
+        return buffer[self.start : self.start + self.end - self.offset]
+
+    def shaped(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of all its bytes."""
+        return whole.view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`size`: bytes, the last one of which says whether the rest is good."""
+
+    parts: list[Part]
+    size: int
+
+
+def buckets_of(kinds: Kinds, limit: int) -> list[Bucket]:
+    """Return the buckets that hold these tensors in their order, at most `limit` bytes of tensors in each. One that is
+    larger is cut: a bucket begins with it, and what comes next is in the bucket of its end."""
+    limit = max(_ALIGNED, limit - limit % _ALIGNED)
+    found: list[Bucket] = []
+    parts: list[Part] = []
+    filled = 0
+    for name, (shape, dtype) in kinds.items():
+        size, offset = shape.numel() * dtype.itemsize, 0
+        start = -(-filled // _ALIGNED) * _ALIGNED
+        if parts and start + size > limit:
+            found.append(Bucket(parts, filled + 1))
+            parts, start = [], 0
+        while size - offset > limit:
+            found.append(Bucket([Part(name, shape, dtype, 0, offset, offset + limit)], limit + 1))
+            offset += limit
+        parts.append(Part(name, shape, dtype, start, offset, size))
+        filled = start + size - offset
+    return [*found, Bucket(parts, filled + 1)] if parts else found
+
+
+def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None = None) -> Kinds:
+    """Return the shapes and dtypes that weights are sent in: floating-point ones in `dtype`, as an engine of that dtype
+    rounds what it reads (None: as they are); the few that some networks keep in float32 there (routers' biases) too."""
+    if isinstance(weights, Mapping):
+        kinds: Kinds = {name: (value.shape, value.dtype) for name, value in weights.items()}
+    else:
+        kinds = weights.kinds
+    return {
+        name: (shape, dtype if dtype is not None and kind.is_floating_point else kind)
+        for name, (shape, kind) in kinds.items()
+    }
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
+    policy takes longer than all the rest of a delivery)."""
+    return xxhash.xxh3_128_hexdigest(_bytes_of(tensor))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+class Packing:
+    """Makes the bytes of buckets as these are sent, one behind the other; `digests` of what was given, by name."""
+
+    def __init__(self, source: Iterator[tuple[str, torch.Tensor]]):
+        self.digests: dict[str, str] = {}
+        self.num_given = 0  # bytes of the bucket at hand
+        self._source = source
+        self._value: torch.Tensor | None = None  # of which a part was given, and the rest comes next
+        self._hash = xxhash.xxh3_128()
+
+    def pieces(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[memoryview]:
+        """Yield the bytes of a bucket, each piece to be sent before the next is asked for: those of large tensors that
+        are as they are sent from where they are, all others from the bucket's `buffer` [bytes], into which they are
+        copied; its last byte comes from there. A tensor is asked for when its turn comes. Raises ValueError where it is
+        not the one that is planned."""
+        self.num_given = 0
+        for part in bucket.parts:
+            if self._value is None:
+                self._value = self._next(part)
+            bytes_, is_copied = self._bytes(part, self._value, buffer)
+            self._hash.update(bytes_)
+            if part.end == part.num_bytes:
+                self.digests[part.name] = self._hash.hexdigest()
+                self._hash.reset()
+            if not is_copied:
+                yield self._give(buffer, part.start)
+                self.num_given += len(bytes_)
+                yield bytes_
+            del bytes_
+            if part.end == part.num_bytes:
+                self._value = None  # before the next one is made
+        yield self._give(buffer, bucket.size)
+
+    @staticmethod
+    def _bytes(part: Part, value: torch.Tensor, buffer: torch.Tensor) -> tuple[memoryview, bool]:
+        """Return (the bytes of a part as they are sent, whether they were copied into the bucket for it)."""
+        first, end = part.offset // part.dtype.itemsize, part.end // part.dtype.itemsize
+        rest = value if part.is_whole else value.reshape(-1)[first:end]
+        is_sent_so = rest.dtype == part.dtype and rest.device.type == "cpu" and rest.is_contiguous()
+        if is_sent_so and part.end - part.offset >= _LARGE:
+            return _bytes_of(rest), False
+        slot = part.bytes_in(buffer).view(part.dtype)
+        slot.view(rest.shape).copy_(rest)
+        return _bytes_of(slot), True
+
+    def _give(self, buffer: torch.Tensor, end: int) -> memoryview:
+        start, self.num_given = self.num_given, end
+        return buffer[start:end].numpy().data
+
+    def _next(self, part: Part) -> torch.Tensor:
+        name, value = next(self._source)
+        if name != part.name or value.shape != part.shape:
+            raise ValueError(f"{name} {list(value.shape)} comes where {part.name} {list(part.shape)} is planned")
+        return value.detach()
+
+
+class Unpacking:
+    """Gives the tensors of buckets that come one behind the other."""
+
+    def __init__(self) -> None:
+        self._whole: torch.Tensor | None = None  # [bytes] of a tensor of which a part has come
+
+    def tensors(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor of those that end in this bucket [bytes]: views of it, of what was cut a copy."""
+        for part in bucket.parts:
+            if part.is_whole:
+                yield part.name, part.shaped(part.bytes_in(buffer))
+                continue
+            if self._whole is None:
+                self._whole = torch.empty(part.num_bytes, dtype=torch.uint8)
+            self._whole[part.offset : part.end] = part.bytes_in(buffer)
+            if part.end == part.num_bytes:
+                whole, self._whole = self._whole, None
+                yield part.name, part.shaped(whole)
+                del whole
+
+
+class HeldBuckets:
+    """Memory for buckets, used again once nobody has a view of it: fresh pages from the allocator cost more than to
+    fill them."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._blocks: deque[torch.Tensor] = deque(maxlen=NUM_HELD)
+        self._num_users = 0  # of a block that nobody uses
+
+    def reserve(self, size: int) -> None:
+        """Have `free` give so many bytes."""
+        if size > self._size:
+            self._size = size
+            self._blocks.clear()
+
+    def free(self, size: int) -> torch.Tensor:
+        """Return `size` bytes that nobody uses: what an engine has kept stays as it is."""
+        for block in self._blocks:
+            if _num_users(block) == self._num_users:
+                return block[:size]
+        block = torch.empty(self._size, dtype=torch.uint8)
+        self._num_users = _num_users(block)
+        self._blocks.append(block)
+        return block[:size]
+
+
+def _num_users(tensor: torch.Tensor) -> int:
+    """Return how many tensors share the memory."""
+    return int(cast(Any, torch._C)._storage_Use_Count(tensor.untyped_storage()._cdata))

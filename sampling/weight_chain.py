@@ -1,0 +1,151 @@
+"""A chain of processes: a trainer, and one end for each worker of its engines, each connected to the next.
+
+What the trainer sends every end sends on to the next one as it comes: the trainer sends all once, however many engines
+there are. The ends find one another by a store of the trainer's, which also says whether a delivery was given up.
+
+Who listens trusts who can reach it: like NCCL and gloo, it is for networks of one's own.
+"""
+
+import ipaddress
+import json
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from espalier.sampling.client import LOOPBACK
+
+GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
+GIVEN_UP = "given up"  # in the store
+_KEY_SECONDS = 5.0  # in which who comes in has to show the key
+
+
+class StreamBroken(RuntimeError):
+    """Weights do not get through."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Where the group meets; what every rank of it must know. `seconds`: the longest wait for the others, to join or
+    for a bucket. `key` is of this group alone."""
+
+    address: str
+    port: int
+    world_size: int
+    seconds: float
+    key: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what an engine can be sent."""
+        return asdict(self)
+
+
+def own_address(host: str) -> str:
+    """Return the address by which this machine is seen from `host`; that of the loopback where `host` is this machine
+    by such a name. Raises OSError where there is no way to it."""
+    family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
+        probe.connect(place)
+        found = str(probe.getsockname()[0])
+    return LOOPBACK if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
+
+
+class ChainEnd:
+    """One rank of the chain."""
+
+    def __init__(self, invitation: Invitation, rank: int):
+        self.invitation, self.rank = invitation, rank
+        self._store: Any = None
+        self._before: socket.socket | None = None
+        self._behind: socket.socket | None = None
+        self._num_deliveries = 0
+
+    def _join(self, store: Any) -> None:
+        """Return when this end has its neighbours, rank 0 when all ends have theirs. Raises StreamBroken."""
+        invitation, rank = self.invitation, self.rank
+        self._store = store
+        deadline = time.monotonic() + invitation.seconds
+        try:
+            if rank > 0:
+                door = open_door(own_address(invitation.address))
+                store.set(f"door/{rank}", json.dumps(door.getsockname()[:2]))
+            if rank + 1 < invitation.world_size:
+                self._behind = _reach(json.loads(store.get(f"door/{rank + 1}")), invitation)
+            if rank > 0:
+                with door:
+                    self._before = _admit(door, invitation.key.encode(), deadline)
+                store.set(f"joined/{rank}", "")
+            else:
+                store.wait([f"joined/{other}" for other in range(1, invitation.world_size)])
+        except (RuntimeError, OSError) as error:
+            self.close()
+            raise StreamBroken(f"the group for weights at {invitation.address}:{invitation.port} did not come together "
+                               f"within {invitation.seconds:g} s ({line_of(error)})") from None  # fmt: skip
+
+    def _write(self, bytes_: memoryview) -> None:
+        """Send to the next rank, if there is one. Raises StreamBroken where it is gone, the delivery was given up, or
+        nothing moves."""
+        behind, moved = self._behind, time.monotonic()
+        while bytes_ and behind is not None:
+            try:
+                bytes_ = bytes_[behind.send(bytes_) :]
+                moved = time.monotonic()
+            except TimeoutError:
+                self._check_others(moved)
+            except OSError as error:
+                raise StreamBroken(f"rank {self.rank + 1} is gone ({line_of(error)})") from None
+
+    def _check_others(self, moved: float) -> None:
+        """Raise StreamBroken where somebody gave this delivery up, or nothing has moved since then for too long."""
+        try:
+            is_given_up = self._store.check([GIVEN_UP])
+        except (RuntimeError, AttributeError):
+            raise StreamBroken("the trainer is gone") from None
+        if is_given_up:
+            raise StreamBroken("another engine did not take it")
+        if time.monotonic() - moved > self.invitation.seconds:
+            raise StreamBroken(f"nothing moved for {self.invitation.seconds:g} s")
+
+    def close(self) -> None:
+        """Leave the chain, which breaks it."""
+        for connection in filter(None, (self._before, self._behind)):
+            connection.close()
+        self._before, self._behind, self._store = None, None, None
+
+
+def open_door(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
+
+
+def _reach(place: Sequence[Any], invitation: Invitation) -> socket.socket:
+    """Return a connection to the door of the next rank, which knows this group by its key."""
+    connection = socket.create_connection((place[0], place[1]), timeout=invitation.seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(invitation.key.encode())
+    connection.settimeout(GLANCE.total_seconds())
+    return connection
+
+
+def _admit(door: socket.socket, key: bytes, deadline: float) -> socket.socket:
+    """Return the connection of the rank before, by the key of the group: others are turned away. Raises OSError."""
+    while True:
+        door.settimeout(max(0.01, deadline - time.monotonic()))
+        connection, _ = door.accept()
+        connection.settimeout(_KEY_SECONDS)
+        shown = b""
+        with suppress(OSError):
+            while len(shown) < len(key) and (more := connection.recv(len(key) - len(shown))):
+                shown += more
+        if secrets.compare_digest(shown, key):
+            connection.settimeout(GLANCE.total_seconds())
+            return connection
+        connection.close()
+
+
+def line_of(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,215 @@
+"""The card of a model, and what reaches a hub: a server of the hub's documented calls on loopback."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from espalier.data.records import BadInput
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.training.model_card import Figure, figures_of, read_facts, without_folders
+from espalier.pipeline.training.publish_model import PublishModel
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONFIG = {
+    "model": {"_target_": "espalier.models.scalar_head.load_process_reward", "path": "/home/ada/policy/model"},
+    "objective": {"_target_": "espalier.training.objectives.process_reward.ProcessRewardObjective"},
+    "examples": {"path": "/home/ada/run/step_values.jsonl"},
+    "update": {"learning_rate": 1e-5}, "seed": 3,
+}  # fmt: skip
+FIGURES = {"inner": {"auc": {"mean": 0.9164, "low": 0.8979, "high": 0.9354, "n": 265}, "num_steps": 6532}, "bins": []}
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_policy: Path) -> Path:
+    """A finished run of a process reward model, and a file of its figures."""
+    model = tmp_path / "prm" / "model"
+    load_process_reward(str(tiny_policy), num_labels=1).save_pretrained(model)
+    load_tokenizer(str(tiny_policy)).save_pretrained(model)
+    (model / "manifest.json").write_text("{}")
+    values = tmp_path / "step_values.jsonl"
+    values.write_text('{"id": "a"}\n')
+    values.with_suffix(".meta.json").write_text(json.dumps({"counts": {"rows": 1200, "mean": 0.5}}))
+    (model.parent / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (model.parent / "provenance.yaml").write_text(yaml.safe_dump({
+        "commit": "0123abcd", "versions": {"torch": "2.13"},
+        "inputs": {str(values): "f" * 64, str(tiny_policy): "e" * 64},
+    }))  # fmt: skip
+    (tmp_path / "prm.json").write_text(json.dumps(FIGURES))
+    return model
+
+
+def card_of(run: Path, **settings: Any) -> str:
+    stage = PublishModel(str(run), figures=[str(run.parent.parent / "prm.json")], **settings)
+    return stage.run("", StageContext(None, run.parent / "card.md", 0.0))
+
+
+def test_a_card_says_kind_base_data_settings_figures_and_names_no_folder_of_this_machine(run: Path) -> None:
+    card = card_of(run, name="ada/prm", license="apache-2.0")
+    head = yaml.safe_load(card.split("---")[1])
+    assert head["tags"] == ["espalier", "reasoning", "process-reward-model"]
+    assert head["license"] == "apache-2.0"
+    assert head["base_model"] == "model"
+    assert "A process reward model: its score of a step" in card
+    assert "| inner auc | 0.916 | [0.898, 0.935] | 265 |" in card
+    assert "| `step_values.jsonl` | rows 1,200, mean 0.5 | `ffffffffffffffff` |" in card
+    assert "learning_rate: 1.0e-05" in card
+    assert "Espalier 0123abcd; torch 2.13." in card
+    for folder in ("/home/ada", str(run.parent.parent)):
+        assert folder not in card
+
+
+def test_the_code_on_a_card_runs(run: Path) -> None:
+    """With the folder in place of the repository's name."""
+    card = card_of(run, repository="").replace('load_prm("prm")', f'load_prm("{run}")')
+    found: dict[str, Any] = {}
+    exec(card.split("```python\n")[1].split("```")[0], found)
+    assert [len(row) for row in found["scores"]] == [2]
+
+
+def test_kinds_of_models_are_told_apart(run: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    assert read_facts(run).kind == "process reward model"
+    assert read_facts(tiny_policy).kind == "policy"
+    (run / "log_ratio_reward.json").write_text("{}")
+    assert read_facts(run).kind == "two policies"
+    (run / "log_ratio_reward.json").unlink()
+    judged = {**CONFIG, "objective": {"_target_": "espalier.training.objectives.bradley_terry.BradleyTerryObjective"}}
+    (run.parent / "config.yaml").write_text(yaml.safe_dump(judged))
+    assert read_facts(run).kind == "reward model"
+    with pytest.raises(BadInput, match=r"has no config\.json: name a model folder"):
+        read_facts(tmp_path)
+
+
+def test_figures_are_the_rows_of_a_table_or_else_whatever_has_an_interval() -> None:
+    row = {"metric": "greedy", "mean": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "share"}
+    tokens = {"metric": "length", "mean": 31.0, "low": 30.0, "high": 32.0, "n": 10, "unit": "tokens"}
+    assert list(figures_of({"accuracy": {"greedy": row}, "table": {"rows": [row, tokens]}})) == [
+        Figure("greedy", 0.5, 0.4, 0.6, 10), Figure("length", 31.0, 30.0, 32.0, 10, "tokens")]  # fmt: skip
+    assert [figure.name for figure in figures_of(FIGURES)] == ["inner auc"]
+    assert list(figures_of({"auc": {"mean": None, "low": None, "high": None, "n": 0}})) == []
+
+
+def test_absolute_paths_of_a_config_become_their_last_names() -> None:
+    assert without_folders({"a": ["/x/y/z.jsonl", "own/z"], "b": 1}) == {"a": ["z.jsonl", "own/z"], "b": 1}
+
+
+def test_a_file_without_figures_data_without_a_repository_and_a_bad_name_are_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text('{"num_rows": 3}')
+    with pytest.raises(BadInput, match=r"none\.json has no figure with an interval"):
+        PublishModel(str(run), figures=[str(tmp_path / "none.json")]).run("", StageContext(None, tmp_path / "x", 0.0))
+    with pytest.raises(BadInput, match="go together"):
+        PublishModel(str(run), data=["a.jsonl"])
+    with pytest.raises(BadInput, match="is no repository: write OWNER/NAME"):
+        PublishModel(str(run), repository="prm")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The calls of the hub that a commit takes; what came is kept in `server.repositories`."""
+
+    server: Any
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing is printed."""
+
+    def do_POST(self) -> None:
+        """Make a repository, say how files are sent, take a commit."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.tokens.add(self.headers.get("Authorization", ""))
+        if self.server.refuses:
+            return self._answer(403, {"error": "You have no right to write here"})
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization')}/{asked['name']}"
+            self.server.private[name] = asked.get("private") or asked.get("visibility") == "private"
+            place = f"datasets/{name}" if asked.get("type") == "dataset" else name
+            return self._answer(200, {"url": f"{self._root}/{place}", "id": name})
+        if "/preupload/" in self.path:
+            files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                     for file in json.loads(body)["files"]]  # fmt: skip
+            return self._answer(200, {"files": files})
+        if self.path == "/api/validate-yaml":  # a card's front matter
+            return self._answer(200, {"errors": [], "warnings": []})
+        assert "/commit/" in self.path, self.path
+        _, _, kind, owner, name, *_ = self.path.split("/")
+        kept = self.server.repositories.setdefault(f"{kind}/{owner}/{name}", {})
+        for line in body.splitlines():
+            row = json.loads(line)
+            if row["key"] == "file":
+                kept[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+        return self._answer(200, {"commitUrl": f"{self._root}/{owner}/{name}/commit/abc", "commitOid": "abc"})
+
+    @property
+    def _root(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def _answer(self, code: int, row: dict[str, Any]) -> None:
+        text = json.dumps(row).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.repositories, server.private, server.tokens, server.refuses = {}, {}, set(), False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+def publish(run: Path, hub: Any, *settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": "hf_secret_of_ada",
+                   "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}  # fmt: skip
+    command = [sys.executable, "run_stage.py", "-cn", "training/publish_model", f"stage.model={run}",
+               "stage.repository=ada/prm", f"output={run.parent}/card.md", *settings]  # fmt: skip
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_model_card_run_and_data_reach_the_hub_and_name_one_another_and_the_token_reaches_no_file(
+    run: Path, hub: Any
+) -> None:
+    work = run.parent.parent
+    done = publish(run, hub, f"stage.figures=[{work}/prm.json]", f"stage.data=[{work}/step_values.jsonl]",
+                   "stage.data_repository=ada/values")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    model, data = hub.repositories["models/ada/prm"], hub.repositories["datasets/ada/values"]
+    assert hub.private == {"ada/values": True, "ada/prm": True}
+    assert model["model.safetensors"] == (run / "model.safetensors").read_bytes()
+    assert data["step_values.jsonl"] == (work / "step_values.jsonl").read_bytes()
+    assert "manifest.json" not in model, "of a folder without this card"
+    assert "[ada/values](https://huggingface.co/datasets/ada/values)" in model["README.md"].decode()
+    assert "[ada/prm](https://huggingface.co/ada/prm)" in data["README.md"].decode()
+    assert model["README.md"].decode() == (run.parent / "card.md").read_text()
+    assert yaml.safe_load(model["run/config.yaml"])["examples"]["path"] == "step_values.jsonl"
+    assert hub.tokens == {"Bearer hf_secret_of_ada"}
+    written = [path.read_bytes() for path in work.rglob("*") if path.is_file()]
+    assert not any(b"hf_secret_of_ada" in text for text in [*written, *model.values(), *data.values()])
+    assert "hf_secret_of_ada" not in done.stdout + done.stderr
+
+
+def test_a_hub_that_refuses_ends_with_one_line_and_no_card_so_that_the_command_can_be_run_again(
+    run: Path, hub: Any
+) -> None:
+    hub.refuses = True
+    refused = publish(run, hub)
+    hub.shutdown()
+    hub.server_close()
+    for done in (refused, publish(run, hub)):
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.strip().count("\n") == 0
+        assert "ada/prm: the hub does not take it" in done.stderr
+        assert not (run.parent / "card.md").exists()

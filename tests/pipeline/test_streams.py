@@ -1,0 +1,191 @@
+"""Stages that work problem by problem: what they write, and that their memory does not grow with the rows."""
+
+import hashlib
+import random
+import resource
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from espalier.data.jsonl import write_json, write_records
+from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
+from espalier.pipeline.evaluation import intervals
+from espalier.pipeline.evaluation.evaluate import Evaluate
+from espalier.pipeline.pairs.build_preferences import (
+    OutcomePreferences,
+    PartialPreferences,
+    ProcessPreferences,
+    StepPreferences,
+)
+from espalier.pipeline.pairs.pair_statistics import PairStatistics
+from espalier.pipeline.prm import step_score_metrics
+from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
+from espalier.pipeline.stage import Stage, StageContext
+from espalier.pipeline.values.choose_labels import ChooseLabels
+from espalier.pipeline.values.estimate_values import EstimateValues
+from espalier.pipeline.values.label_by_contrast import LabelByContrast
+from espalier.pipeline.values.label_signal import LabelSignal
+from espalier.runtime.errors import exit_code_of
+from espalier.values.monte_carlo import distinct_states, finished
+
+
+def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, padding: str = "") -> Path:
+    """Write trajectories, states, completions, solutions joined of them, values and scores: four trajectories of two to
+    five steps per problem, three completions per state, of which one in two or so is right."""
+    rng = random.Random(num_problems)
+    rows: list[Trajectory] = []
+    for problem in rng.sample(range(num_problems), num_problems):
+        rows += [_solution(rng, problem, sample, padding) for sample in range(4)]
+    states = distinct_states(rows)
+    done = [_completion(rng, state, k, padding) for state in states for k in range(3)]
+    by_id = {state.id: state for state in states}
+    joined = [_with_steps(finished(by_id[row.state_id], row)) for row in done]
+    values = [_values(rng, row) for row in rows]
+    scores = [StepScores(row.id, row.problem_id, [rng.random() for _ in row.steps], is_seen=False) for row in rows]
+    files: dict[str, list[Trajectory] | list[State] | list[Completion] | list[StepValues] | list[StepScores]] = {
+        "trajectories": rows, "states": states, "completions": done, "joined": joined, "values": values,
+        "scores": scores,
+    }  # fmt: skip
+    for name, part in files.items():
+        write_records(folder / f"{name}.jsonl", rng.sample(part, len(part)) if is_shuffled else part)  # type: ignore[arg-type]
+    return folder
+
+
+def _solution(rng: random.Random, problem: int, sample: int, padding: str) -> Trajectory:
+    ids = [rng.randint(1, 3) for _ in range(rng.randint(2, 5))]
+    is_right = rng.random() < 0.5
+    row = Trajectory(f"p{problem}/{sample}", f"p{problem}", "Q\n", "", [], [9], ids, [], "stop", "7",
+                     "7" if is_right else "8", is_right)  # fmt: skip
+    return _with_steps(row, padding)
+
+
+def _with_steps(row: Trajectory, padding: str = "") -> Trajectory:
+    steps = [f"{token}{padding}\n" for token in row.response_ids]
+    return replace(row, response="".join(steps), steps=steps, step_ends=list(range(1, len(steps) + 1)))
+
+
+def _completion(rng: random.Random, state: State, number: int, padding: str) -> Completion:
+    right = rng.random() < (0.9 if state.prefix_ids[-1] == 1 else 0.2)
+    return Completion(f"{state.id}/{number}", state.id, state.problem_id, f"1{padding}\n", [rng.randint(1, 3)], "stop",
+                      "7" if right else None, right)  # fmt: skip
+
+
+def _values(rng: random.Random, row: Trajectory) -> StepValues:
+    right = [rng.randint(0, 4) for _ in row.steps]
+    values = [count / 4 for count in right]
+    return StepValues(row.id, row.problem_id, row.prompt, row.steps, row.prompt_ids, row.response_ids, row.step_ends,
+                      values, right, [4] * len(right), row.is_correct)  # fmt: skip
+
+
+def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
+    """Name → stage and its input."""
+    paths = {path.stem: str(path) for path in folder.glob("*.jsonl")}
+    rows, states, values, scores = (paths[name] for name in ("trajectories", "states", "values", "scores"))
+    return {
+        "estimate_values": (EstimateValues(rows, states), paths["completions"]),
+        "label_by_contrast": (LabelByContrast(rows, states, fewest_labels=0, confidence=0.6), paths["joined"]),
+        "choose_labels": (ChooseLabels(), rows),
+        "label_signal": (LabelSignal(smallest_reliability=0), values),
+        "outcome_preferences": (OutcomePreferences(max_pairs=3), rows),
+        "process_preferences": (ProcessPreferences(scores=scores, margin=0.1, over_correct="sampled"), rows),
+        "step_preferences": (StepPreferences(values=values, margin=0.1), rows),
+        "partial_preferences": (PartialPreferences(scores=scores, margin=0.2, max_rejected=2), rows),
+        "evaluate": (Evaluate(greedy="", scores=scores), rows),
+        "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
+    }
+
+
+def run(stage: Stage, path: str, output: Path) -> Path:
+    """Write what the stage makes."""
+    made = stage.run(path, StageContext(None, output, 60.0))
+    if isinstance(made, dict):
+        write_json(output, made)
+    else:
+        write_records(output, made)
+    return output
+
+
+OF_ALL_ROWS = {
+    "estimate_values": "e93623f4c4dbf4fd",
+    "label_by_contrast": "763866da42cbbd62",
+    "choose_labels": "632f637b437f4e7a",
+    "label_signal": "8b09b607040e0394",
+    "outcome_preferences": "ef2c9aeaa640c946",
+    "process_preferences": "993db13d0c04f98f",
+    "step_preferences": "4ca1f144487c49e0",
+    "partial_preferences": "12f0d6d4c8fdddf8",
+    "evaluate": "71a538c99baba467",
+    "select_demonstrations": "5916b48a371828c8",
+}
+"""SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory"""
+
+
+def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
+    made = stages(make_files(tmp_path, 40, is_shuffled=True))
+    written = {name: run(stage, path, tmp_path / "out" / name) for name, (stage, path) in made.items()}
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in written.items()} == OF_ALL_ROWS
+
+
+@pytest.fixture(scope="module")
+def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Files of 20 and of 100 problems, with long texts."""
+    small, large = tmp_path_factory.mktemp("small"), tmp_path_factory.mktemp("large")
+    return make_files(small, 20, padding="x" * 1_000), make_files(large, 100, padding="x" * 1_000)
+
+
+@pytest.mark.parametrize("name", list(OF_ALL_ROWS))
+def test_memory_does_not_grow_with_the_rows(
+    name: str, two_sizes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five times the rows. Draws of the bootstrap have a bound of their own, which is lowered here."""
+    monkeypatch.setattr(intervals, "CELLS", 1_000)
+    monkeypatch.setattr(step_score_metrics, "CELLS", 1_000)
+    peaks = []
+    for folder in two_sizes:
+        stage, path = stages(folder)[name]
+        run(stage, path, tmp_path / f"warm-{folder.name}")  # what is loaded and cached once
+        tracemalloc.start()
+        run(stage, path, tmp_path / folder.name)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0] + 100_000
+
+
+def test_what_sqlite_holds_of_an_index_is_bounded_by_its_cache(tmp_path: Path) -> None:
+    """100,000 and 250,000 rows, each in a process of its own."""
+    peaks = [_peak_of_index(tmp_path / f"{number}.jsonl", number) for number in (100_000, 250_000)]
+    assert peaks[1] - peaks[0] < 4.0
+
+
+def _peak_of_index(path: Path, number: int) -> float:
+    """Return the greatest resident memory, in MiB, of a process that indexes so many rows and lists their problems.
+    `ru_maxrss` would begin at that of the process that starts it."""
+    with path.open("w") as file:
+        file.writelines(f'{{"id":"{row}","problem_id":"{row // 3}","scores":[]}}\n' for row in range(number))
+    program = (
+        "from pathlib import Path\n"
+        "from espalier.data.records import StepScores\n"
+        "from espalier.data.row_index import ProblemRows\n"
+        f"with ProblemRows(Path({str(path.parent / 'out')!r})) as rows:\n"
+        f"    rows.add(StepScores, {str(path)!r})\n"
+        "    for problem in rows.problems(): pass\n"
+        "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return int(done.stdout) / 1024
+
+
+def test_margins_that_fill_the_disk_are_a_full_disk() -> None:
+    pair = PreferencePair("a>b", "q", "outcome", "Q", "a", "b", [5], [6], [7], 1.0, 0.0)
+    statistics, limits = PairStatistics(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        with pytest.raises(OSError, match="No space left") as error:
+            statistics.add([pair] * 500_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert exit_code_of(error.value) == 4
