@@ -22,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 @dataclass
 class Parts:
     """`cut` leaves a parameter with this rank's part, in place; every rank calls it for the same ones in turn.
-    `is_half`: linear layers are held in bf16, in which autocast multiplies them anyway."""
+    `is_half`: the matrices of linear layers are held in bf16, in which autocast multiplies them anyway; not their
+    biases, which DeepSpeed's linear layers add as they are."""
 
     cut: Callable[[torch.nn.Parameter], None]
     is_half: bool = False
@@ -61,7 +62,7 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         if not getattr(value, "_is_hf_initialized", False) or value.device.type == "meta" or is_part(value):
             return
         parts.hashes[id(module), name] = int(torch.hash_tensor(value.detach()).view(torch.int64))
-        if parts.is_half and isinstance(module, torch.nn.Linear) and module.out_features != head:
+        if parts.is_half and name == "weight" and isinstance(module, torch.nn.Linear) and module.out_features != head:
             value.data = value.data.to(torch.bfloat16)
         parts.cut(value)
 

@@ -33,10 +33,10 @@ def write(folder: Path, config: PretrainedConfig, **how: str) -> None:
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `llama` (scaled rotary frequencies), `qwen2` (tied, biases, bf16, several files), `experts`, and `apart`:
-    said to be tied, and not."""
+    """Folders `llama` (scaled rotary frequencies, biases in float32), `qwen2` (tied, biases, bf16, several files),
+    `experts`, and `apart`: said to be tied, and not."""
     folder = tmp_path_factory.mktemp("networks")
-    write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED))
+    write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED, attention_bias=True))
     tied = Qwen2Config(**SIZES, tie_word_embeddings=True, dtype=torch.bfloat16)
     write(folder / "qwen2", tied, max_shard_size="20KB")
     assert len(list((folder / "qwen2").glob("*.safetensors"))) > 3
