@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import xxhash
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -61,7 +62,9 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         # Only what came from a file has this mark; a tied weight comes again, cut already.
         if not getattr(value, "_is_hf_initialized", False) or value.device.type == "meta" or is_part(value):
             return
-        parts.hashes[id(module), name] = int(torch.hash_tensor(value.detach()).view(torch.int64))
+        # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
+        bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
         if parts.is_half and name == "weight" and isinstance(module, torch.nn.Linear) and module.out_features != head:
             value.data = value.data.to(torch.bfloat16)
         parts.cut(value)

@@ -34,17 +34,20 @@ def write(folder: Path, config: PretrainedConfig, **how: str) -> None:
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `llama` (scaled rotary frequencies, biases in float32), `qwen2` (tied, biases, bf16, several files),
-    `experts`, and `apart`: said to be tied, and not."""
+    `experts`, and `apart` and `apart turned`, said to be tied, and not: another head, and the embedding's own rows in
+    another order."""
     folder = tmp_path_factory.mktemp("networks")
     write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED, attention_bias=True))
     tied = Qwen2Config(**SIZES, tie_word_embeddings=True, dtype=torch.bfloat16)
     write(folder / "qwen2", tied, max_shard_size="20KB")
     assert len(list((folder / "qwen2").glob("*.safetensors"))) > 3
     write(folder / "experts", Qwen3MoeConfig(**SIZES, **EXPERTS))
-    write(folder / "apart", LlamaConfig(**SIZES, tie_word_embeddings=True))
-    path = folder / "apart" / "model.safetensors"
-    weights = load_file(path)
-    save_file(weights | {"lm_head.weight": torch.ones(160, 48)}, path, {"format": "pt"})
+    for name in ("apart", "apart turned"):
+        write(folder / name, LlamaConfig(**SIZES, tie_word_embeddings=True))
+        path = folder / name / "model.safetensors"
+        weights = load_file(path)
+        other = torch.ones(160, 48) if name == "apart" else weights["model.embed_tokens.weight"].flip(0).contiguous()
+        save_file(weights | {"lm_head.weight": other}, path, {"format": "pt"})
     return folder
 
 
@@ -54,7 +57,7 @@ def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
 ) -> None:
     for path in networks.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    names = ["llama", "qwen2", "experts", "apart"]
+    names = ["apart", "apart turned", "llama", "qwen2", "experts"]
     codes = run_ranks("tests/support/part_ranks.py", [str(tmp_path), *names], tmp_path / "log", num_ranks)
     assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
 
