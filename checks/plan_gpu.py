@@ -36,7 +36,7 @@ def sharing_of(config: RLConfig) -> Sharing:
     return Sharing(
         rl_setup(config, 1, is_gpu=True),
         micro_batch=micro_batch_of(config.update, window_of(config)),
-        row=int(setting_of(config.client, "max_model_len", 512)),
+        row=window_of(config),
         sleeps=config.engine.sleeps,
         num_engines=int(setting_of(config.client, "num_engines", 1)) if sees_all else 1,
         cut=int(options.get("tensor_parallel_size") or 1),

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import xxhash
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -22,7 +23,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 @dataclass
 class Parts:
     """`cut` leaves a parameter with this rank's part, in place; every rank calls it for the same ones in turn.
-    `is_half`: linear layers are held in bf16, in which autocast multiplies them anyway."""
+    `is_half`: the matrices of linear layers are held in bf16, in which autocast multiplies them anyway; not their
+    biases, which DeepSpeed's linear layers add as they are."""
 
     cut: Callable[[torch.nn.Parameter], None]
     is_half: bool = False
@@ -60,8 +62,10 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         # Only what came from a file has this mark; a tied weight comes again, cut already.
         if not getattr(value, "_is_hf_initialized", False) or value.device.type == "meta" or is_part(value):
             return
-        parts.hashes[id(module), name] = int(torch.hash_tensor(value.detach()).view(torch.int64))
-        if parts.is_half and isinstance(module, torch.nn.Linear) and module.out_features != head:
+        # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
+        bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
+        if parts.is_half and name == "weight" and isinstance(module, torch.nn.Linear) and module.out_features != head:
             value.data = value.data.to(torch.bfloat16)
         parts.cut(value)
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForTokenClassification, PretrainedConfig, PreT
 
 from espalier.data.steps import StepTokens
 from espalier.models.fused_norm import fuse_norms
+from espalier.models.in_parts import whole_shape
 from espalier.models.last_layer import read_last_layer
 from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
 
@@ -120,8 +121,9 @@ def _load(
     head = model.get_submodule("score")
     if lacks_bias:
         torch.nn.init.zeros_(head.get_parameter("bias"))
-    for parameter in () if is_trained else head.parameters():
-        torch.nn.init.zeros_(parameter)
+    for name, value in () if is_trained else list(head.named_parameters()):
+        # A new one: what the folder has under this name may be cut already, and what is written to that is lost.
+        setattr(head, name, torch.nn.Parameter(torch.zeros(whole_shape(value), device=value.device)))
     return model
 
 

@@ -77,6 +77,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
         _warn_of_part(Path(path))
+    if any(output.resolve() == Path(path).resolve() for path in paths):
+        raise BadInput(f"{output}: is an input of this stage and would not be written: name another file as output")
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
     inputs = models | _of_run(stage) | {path: file_sha256(path) for path in paths}
     meta_path = output.with_name(output.stem + ".meta.json")
@@ -133,6 +135,8 @@ def _is_there(output: Path) -> bool:
 
 def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict[str, str]) -> None:
     if not meta_path.is_file():
+        if output.is_dir() and not any(output.iterdir()):
+            raise BadInput(f"{output}: is an empty folder: name a file that does not exist yet as output, or remove it")
         return  # killed between the output's rename and its provenance: the output is complete
     difference = same_origin(json.loads(meta_path.read_text()), config, inputs)
     if difference:

@@ -7,9 +7,11 @@ A pass is taken to be as large as the settings let it be: `update.micro_batch_si
 
 import math
 
+from espalier.models.load import max_length_of
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.engine_arguments import spelled
 from espalier.sampling.weight_buckets import BUCKET_BYTES
 from espalier.training.memory_of_run import cutting_of, model_paths, network_of, numbers_of_reference, of_node
 from espalier.training.memory_plan import Network, Setup, Work
@@ -51,8 +53,13 @@ def _gathered_bytes(policy: Network) -> int:
 
 
 def window_of(config: RLConfig) -> int:
-    """Return tokens of the engine's window: of the longest row."""
-    return int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
+    """Return tokens of the engine's window, of the longest row: vLLM's own option comes before ours, and where it is no
+    number (auto) the policy's positions are taken."""
+    for node in (config.client or {}, config.server or {}):
+        own = spelled(node.get("options") or {}).get("max_model_len") or node.get("max_model_len")
+        if own:
+            return int(own) if str(own).isdecimal() else max_length_of(str(config.model["path"])) or 512
+    return 512
 
 
 def _work(config: RLConfig, num_ranks: int) -> Work:

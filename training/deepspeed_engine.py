@@ -97,7 +97,7 @@ class DeepSpeedEngine:
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
-        packing_of(self.model)  # where weights are cut all ranks measure it now, with weights that are gathered
+        _measure_packing(self.model)
         self.start_step(num_micro_batches)
 
     def start_step(self, num_micro_batches: int) -> None:
@@ -257,8 +257,21 @@ def cut_over_ranks(model: Any, settings: Mapping[str, Any], precision: str) -> A
     read = {**_read_only(settings), "torch_autocast": _autocast(precision)}
     engine = library().initialize(model=model, config=read)[0]
     limit_all_groups()
-    packing_of(engine)  # which every rank measures now, with weights that are gathered
+    _measure_packing(engine)
     return engine
+
+
+def _measure_packing(engine: Any) -> None:
+    """Have all ranks measure how rows may be computed together, where that was not done on whole weights. What a module
+    reads of another one's weights DeepSpeed gathers in passes of the engine alone, and here of its network."""
+    held = [part._parameters for part in engine.module.modules() if hasattr(part._parameters, "_in_forward")]
+    try:
+        for parameters in held:
+            parameters._in_forward = True
+        packing_of(engine)
+    finally:
+        for parameters in held:
+            parameters._in_forward = False
 
 
 def whole_weights(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:

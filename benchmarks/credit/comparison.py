@@ -22,13 +22,15 @@ GIVEN = " (reward model given)"
 
 @dataclass(frozen=True)
 class Curves:
-    """A method's curves on a cell by seed. `is_tuned`: whether its learning rate won a whole tuning."""
+    """A method's curves on a cell by seed. `is_tuned`: whether its learning rate won a whole tuning; `baseline`: the
+    method that it is set against."""
 
     method: str
     family: str
     learning_rate: float
     is_tuned: bool
     seeds: Mapping[int, list[Point]]
+    baseline: str = "grpo"
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]
         if not rows or best is None:
             continue
         seeds = {row.seed: row.points for row in rows}
-        found.append(Curves(method.name, method.family, best, is_tuned, seeds))
+        baseline = method.baseline or plan.baseline
+        found.append(Curves(method.name, method.family, best, is_tuned, seeds, baseline))
         if any(row.tokens_before > 0 for row in rows):
             free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
-            found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free))
+            found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free, baseline))
     return found
 
 
@@ -129,11 +132,11 @@ def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:
     return min(reached, budget) if budget > 0 else reached
 
 
-def compare(cell: Cell, curves: Sequence[Curves], baseline: str, cost: str, at: float) -> list[Row]:
+def compare(cell: Cell, curves: Sequence[Curves], cost: str, at: float) -> list[Row]:
     """Return a row per method at the cost `at`, which every run has reached."""
     means = {row.method: _by_seed(row, lambda points: mean_accuracy(points, cost, at)) for row in curves}
-    differences = {name: paired(means[name], means[baseline]) for name in means
-                   if name != baseline and baseline in means}  # fmt: skip
+    differences = {row.method: paired(means[row.method], means[row.baseline]) for row in curves
+                   if row.baseline in means and row.baseline != row.method}  # fmt: skip
     ps = holm({name: row.p for name, row in differences.items() if row is not None and row.p is not None})
     rows = []
     for row in curves:
@@ -193,17 +196,19 @@ def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) 
     start = start_of([row.curves for row in rows])
     title = (
         f"{cell.name} (right at the start: {_percent(start)} %): accuracy in per cent at {at:,.0f} {cost}, the mean up "
-        f"to there, and that minus {baseline}'s, seed by seed; 95 % intervals (none below 3 seeds or where all agree), "
-        f"p after Holm; the median of {cost} to {_percent(cell.target)} %."
+        f"to there, and that minus {baseline}'s (or that of the method in brackets, whose updates are as small), seed "
+        f"by seed; 95 % intervals (none below 3 seeds or where all agree), p after Holm; the median of {cost} to "
+        f"{_percent(cell.target)} %."
     )
     columns = ["method", "family", "seeds", "learning rate", f"at {at:,.0f} {cost}", "mean up to there",
                f"minus {baseline}", "p", f"{cost} to {_percent(cell.target)} %", "runs that reached it"]  # fmt: skip
-    return {"title": title, "columns": columns, "rows": [_cells(row) for row in rows]}
+    return {"title": title, "columns": columns, "rows": [_cells(row, baseline) for row in rows]}
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: Row, baseline: str) -> list[Any]:
     curves = row.curves
     rate = f"{curves.learning_rate:g}" + ("" if curves.is_tuned else " (not tuned)")
+    beside = "" if curves.baseline == baseline else f" ({curves.baseline})"
     return [
         curves.method,
         curves.family,
@@ -211,7 +216,7 @@ def _cells(row: Row) -> list[Any]:
         rate,
         _interval(row.accuracy),
         _interval(row.mean),
-        "" if row.difference is None else _interval(row.difference, "+"),
+        "" if row.difference is None else _interval(row.difference, "+") + beside,
         "" if row.p is None else f"{row.p:.3f}",
         "not reached" if row.to_target is None else f"{row.to_target:,.0f}",
         f"{row.num_reached} of {len(curves.seeds)}",
@@ -242,12 +247,12 @@ def summarise(
         figures |= pair_figures(plan, cell, curves, how)
         for cost in COSTS:
             at = common_cost(cell, curves, cost)
-            rows = compare(cell, curves, plan.baseline, cost, at) if at > 0 else []
+            rows = compare(cell, curves, cost, at) if at > 0 else []
             found[cell.name][cost] = rows
             if not rows:
                 continue
             tables.append(table(cell, rows, plan.baseline, cost, at))
-            if cost != "updates" and any(row.curves.method == plan.baseline for row in rows):
+            if cost != "updates" and any(row.difference is not None for row in rows):
                 ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
                          and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
                 num_untuned = sum(not row.curves.is_tuned for row in rows)

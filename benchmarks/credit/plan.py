@@ -18,13 +18,15 @@ PROCESS_REWARDS = "{process_rewards}"
 @dataclass(frozen=True)
 class Method:
     """A config of `main.py` with settings of its own; its learning rate is tuned. `against`: a method that it is
-    compared with at equal updates, in a figure of its own."""
+    compared with at equal updates, in a figure of its own. `baseline`: what it is set against at equal tokens and
+    seconds, "" for the plan's: small updates are worth more per token whatever the credit."""
 
     name: str
     family: str
     config: str
     settings: tuple[str, ...] = ()
     against: str = ""
+    baseline: str = ""
 
     @property
     def needs_process_rewards(self) -> bool:
@@ -118,6 +120,7 @@ def read_plan(path: Path) -> Plan:
             raise BadInput(f"{path}: {place} must be one of the policies, got '{name}'")
     others = [("baseline", raw["baseline"])]
     others += [(f"methods.{row.name}.against", row.against) for row in methods.values() if row.against]
+    others += [(f"methods.{row.name}.baseline", row.baseline) for row in methods.values() if row.baseline]
     for place, name in others:
         if name not in methods:
             raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")

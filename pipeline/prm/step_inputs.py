@@ -74,7 +74,10 @@ def make_reader(layout: str, tokenizer: Any, task: Any, split: str) -> Reader:
     questions = _Questions(task, split)
     if layout == TASK:
         if task is None:
-            raise BadInput(f"stage.layout={TASK} reads a solution behind the task's prompt: set task")
+            raise BadInput(
+                f"stage.layout={TASK} reads a solution behind the task's prompt: set task=NAME (for problems of your "
+                "own task=problem_file task.path=FOLDER task.kind=KIND)"
+            )
         return lambda row: _behind_prompt(row, questions(row), task, tokenizer)
     from espalier.models.published import scoring
     from espalier.models.published.table import PUBLISHED

@@ -280,13 +280,30 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     curves = curves_of(SMALL, EASY, rows)
     assert common_cost(EASY, curves, "tokens") == 80  # the budget is 100, vine has spent 80
     assert common_cost(EASY, curves, "seconds") == 10
-    _, vine = compare(EASY, curves, "grpo", "tokens", 80)
+    _, vine = compare(EASY, curves, "tokens", 80)
     assert vine.difference is not None
     assert vine.difference.value == pytest.approx(0.2)  # half of 2 * 0.2: the mean along a straight line
     assert vine.accuracy.value == pytest.approx(0.6)
     assert vine.p == pytest.approx(1 - math.sqrt(12 / 14))  # one method: Holm changes nothing
     assert (vine.num_reached, vine.to_target) == (1, None)
     assert not vine.curves.is_tuned
+
+
+def test_a_method_with_small_updates_is_set_against_a_baseline_with_small_updates() -> None:
+    """Else what small updates alone bring would count for its credit."""
+    small = replace(VINE, baseline="few")
+    plan = replace(SMALL, methods={"grpo": GRPO, "few": replace(GRPO, name="few"), "vine": small})
+    rows = [replace(stored("easy", "grpo", seed, [0.2, end + seed / 100]), method=name)
+            for name, end in (("grpo", 0.2), ("few", 0.6), ("vine", 0.4)) for seed in range(3)]  # fmt: skip
+    found = {row.curves.method: row.difference for row in compare(EASY, curves_of(plan, EASY, rows), "tokens", 100)}
+    assert found["grpo"] is None
+    assert found["few"] is not None
+    assert found["few"].value > 0
+    assert found["vine"] is not None
+    assert found["vine"].value < 0
+    figures, (table, *_), _ = summarise(plan, rows, 3, "bench")
+    assert figures["easy_step_credit_ahead_per_token"]["value"] == 0
+    assert [str(row[6]).endswith(" (few)") for row in table["rows"]] == [False, False, True]
 
 
 def test_runs_of_another_rate_than_the_tuned_one_are_in_no_figure_and_that_is_said() -> None:
@@ -321,7 +338,7 @@ def test_a_method_is_held_against_another_at_equal_updates() -> None:
 
 def test_a_reward_model_is_shown_with_and_without_what_it_cost() -> None:
     rows = [stored("easy", "grpo", 0, [0.2, 0.4]), stored("easy", "prm", 0, [0.2, 0.8], tokens_before=60)]
-    _, paid, free = compare(EASY, curves_of(SMALL, EASY, rows), "grpo", "tokens", 100)
+    _, paid, free = compare(EASY, curves_of(SMALL, EASY, rows), "tokens", 100)
     assert free.curves.method == "prm" + GIVEN
     assert paid.accuracy.value == pytest.approx(0.2 + 0.6 * 0.4)
     assert free.accuracy.value == pytest.approx(0.8)

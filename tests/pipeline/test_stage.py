@@ -177,6 +177,21 @@ def test_an_output_whose_provenance_was_not_yet_written_is_complete(config: Stag
     assert stage.num_runs == 1
 
 
+def test_an_empty_folder_in_place_of_the_output_is_refused_and_not_taken_for_done(
+    config: StageConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadInput, match="folder: is an empty folder: name a file"):
+        run_stage(Copy(), None, replace(config, output=str(tmp_path / "folder")))
+
+
+def test_an_input_is_never_taken_for_the_output(config: StageConfig, tmp_path: Path) -> None:
+    before = file_sha256(config.input)
+    with pytest.raises(BadInput, match="is an input of this stage"):
+        run_stage(Copy(), None, replace(config, output=str(tmp_path / "." / "in.jsonl")))
+    assert file_sha256(config.input) == before
+
+
 # --- the program --------------------------------------------------------------------------------------------
 
 

@@ -97,9 +97,19 @@ def check_digest(config: RLConfig, path: Path) -> None:
     assert weights_digest(engine) == weights_digest(whole)
 
 
-def check_heads(config: RLConfig, path: Path) -> None:
-    """Fresh ones are those of one process, drawn with its seed, whatever each rank would draw."""
-    for load in (lambda: load_process_reward(str(path), 3), lambda: load_critic(str(path), "policy")):
+def check_heads(config: RLConfig, path: Path, folder: Path) -> None:
+    """Fresh ones are those of one process, drawn with its seed, whatever each rank would draw; also where the folder
+    has a head of the same shape, which is not read then."""
+    reward = folder / f"reward {path.name}"
+    if is_main_rank():
+        trained = load_process_reward(str(path), 1)
+        torch.nn.init.constant_(trained.score.weight, 5.0)
+        torch.nn.init.constant_(trained.score.bias, 3.0)
+        trained.save_pretrained(reward)
+    barrier()
+    for load in (lambda: load_process_reward(str(path), 3), lambda: load_critic(str(path), "policy"),
+                 lambda: load_critic(str(reward), "reward_model"),
+                 lambda: load_critic(str(reward), "reward_model_body")):  # fmt: skip
         torch.manual_seed(7)
         whole = load()
         torch.manual_seed(7 + rank())
@@ -124,9 +134,9 @@ def main() -> None:
                     load_policy(str(folder / name))
                 continue
             check_training(config, folder / name, folder)
-            if not name.startswith("experts"):
+            if name in ("llama", "qwen2"):
                 check_reference(config, folder / name)
-                check_heads(config, folder / name)
+                check_heads(config, folder / name, folder)
             check_digest(config, folder / name)
             print(f"{name} on {world_size()} ranks: done", file=sys.stderr)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from benchmarks.gpu.training import Shape, pairs
 from benchmarks.processes.forked import run_ranks
@@ -18,6 +18,8 @@ from espalier.training.weight_files import join_tensors
 SIZES = {"vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
+STATES = {"vocab_size": 160, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 12,
+          "state_size": 16, "n_groups": 1}  # fmt: skip
 SCALED = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 
@@ -33,18 +35,22 @@ def write(folder: Path, config: PretrainedConfig, **how: str) -> None:
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `llama` (scaled rotary frequencies), `qwen2` (tied, biases, bf16, several files), `experts`, and `apart`:
-    said to be tied, and not."""
+    """Folders `llama` (scaled rotary frequencies, biases in float32), `qwen2` (tied, biases, bf16, several files),
+    `experts`, `states` (a module reads another one's weights), and, said to be tied and not, `apart` (another head) and
+    `apart turned` (the embedding's own rows in another order)."""
     folder = tmp_path_factory.mktemp("networks")
-    write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED))
+    write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED, attention_bias=True))
     tied = Qwen2Config(**SIZES, tie_word_embeddings=True, dtype=torch.bfloat16)
     write(folder / "qwen2", tied, max_shard_size="20KB")
     assert len(list((folder / "qwen2").glob("*.safetensors"))) > 3
     write(folder / "experts", Qwen3MoeConfig(**SIZES, **EXPERTS))
-    write(folder / "apart", LlamaConfig(**SIZES, tie_word_embeddings=True))
-    path = folder / "apart" / "model.safetensors"
-    weights = load_file(path)
-    save_file(weights | {"lm_head.weight": torch.ones(160, 48)}, path, {"format": "pt"})
+    write(folder / "states", Mamba2Config(**STATES))
+    for name in ("apart", "apart turned"):
+        write(folder / name, LlamaConfig(**SIZES, tie_word_embeddings=True))
+        path = folder / name / "model.safetensors"
+        weights = load_file(path)
+        other = torch.ones(160, 48) if name == "apart" else weights["model.embed_tokens.weight"].flip(0).contiguous()
+        save_file(weights | {"lm_head.weight": other}, path, {"format": "pt"})
     return folder
 
 
@@ -54,7 +60,7 @@ def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
 ) -> None:
     for path in networks.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    names = ["llama", "qwen2", "experts", "apart"]
+    names = ["apart", "apart turned", "states", "llama", "qwen2", "experts"]
     codes = run_ranks("tests/support/part_ranks.py", [str(tmp_path), *names], tmp_path / "log", num_ranks)
     assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
 

@@ -252,6 +252,19 @@ def test_a_row_longer_than_the_budget_of_tokens_is_planned_whole(tiny_policy: Pa
     assert (work.tokens, work.reads) == (512, 256)
 
 
+@pytest.mark.parametrize(("given", "tokens"), [
+    ("client=data_parallel_engines server=none client.max_model_len=300", 300),
+    ("client=data_parallel_engines server=none +client.options.max_model_len=200", 200),
+    ("+server.options.max-model-len=400", 400),
+    ("+server.options.max_model_len=auto", 512),  # the positions of the policy
+])  # fmt: skip
+def test_rows_are_planned_as_long_as_the_engines_own_options_let_them_be(
+    given: str, tokens: int, tiny_policy: Path
+) -> None:
+    words = [f"model.path={tiny_policy}", "output_dir=o", "update.micro_batch_size=1", *given.split()]
+    assert rl_setup(compose_config(RLConfig, "rl", words), 1, is_gpu=True).work.tokens == tokens
+
+
 def test_experts_of_any_name_have_no_plan() -> None:
     from transformers import Dots1Config
 
