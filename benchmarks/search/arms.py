@@ -5,7 +5,9 @@ from math import isqrt
 
 SIZES = (4, 16, 64)
 """Times one sample's tokens."""
-SCORERS = ("process", "exact", "random")
+LABELS = {"process": "values", "contrast": "contrast"}
+"""Scorer → the labels that its reward model is trained on (scripts/process_rewards.sh)."""
+SCORERS = (*LABELS, "exact", "random")
 NO_SCORER = "none"
 
 

@@ -44,15 +44,17 @@ class Models:
             self.policies[cell.name] = str(planned_policy(plan, cell.name, FOLDER))
         return self.policies[cell.name]
 
-    def prm(self, cell: Cell) -> str:
-        """Return the reward model's folder."""
-        if cell.name not in self.prms:
-            run = FOLDER / f"{cell.name}_prm"
-            settings = [*cell.task, *cell.prm, f"policy={self.policy(cell)}", f"run={run}", "folds=1", "labels=values",
-                        f"max_tokens={cell.max_tokens}"]  # fmt: skip
+    def prm(self, cell: Cell, labels: str = "values") -> str:
+        """Return the folder of the reward model that is trained on these labels of scripts/process_rewards.sh; one that
+        was given is on values."""
+        key = cell.name if labels == "values" else f"{cell.name}_{labels}"
+        if key not in self.prms:
+            run = FOLDER / f"{key}_prm"
+            settings = [*cell.task, *cell.prm, f"policy={self.policy(cell)}", f"run={run}", "folds=1",
+                        f"labels={labels}", f"max_tokens={cell.max_tokens}"]  # fmt: skip
             subprocess.run(["bash", "scripts/process_rewards.sh", *settings], cwd=ROOT, check=True)
-            self.prms[cell.name] = str(run / "prm" / "model")
-        return self.prms[cell.name]
+            self.prms[key] = str(run / "prm" / "model")
+        return self.prms[key]
 
 
 def serve(policy: str, options: str) -> VLLMServer:

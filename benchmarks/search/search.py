@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.credit.intervals import Mean, mean_over_seeds
 from benchmarks.result import RESULTS, figure, write_result
 from benchmarks.sampling.prefill import computed_tokens, empty_cache
-from benchmarks.search.arms import METHODS, NO_SCORER, SCORERS, SIZES, settings_of
+from benchmarks.search.arms import LABELS, METHODS, NO_SCORER, SCORERS, SIZES, settings_of
 from benchmarks.search.cells import CELLS, FOLDER, Cell, Models, serve
 from benchmarks.search.public_way import PublicSearch
 from benchmarks.search.runs import SearchRecord, SearchRun, keep, read, read_one, run_search
@@ -44,13 +44,14 @@ GOAL_SPEED, GOAL_PROMPTS = 5.0, 1.1
 
 def run_accuracy(cell: Cell, models: Models, options: argparse.Namespace) -> None:
     """Run what is asked of a cell and not there yet."""
-    policy, prm = models.policy(cell), models.prm(cell)
+    policy = models.policy(cell)
     scorer_settings = {
-        "process": [f"search.scorer.path={prm}"],
+        **{scorer: [f"search.scorer.path={models.prm(cell, labels)}"]
+           for scorer, labels in LABELS.items() if scorer in options.scorers},
         "exact": ["scorer@search.scorer=exact"],
         "random": ["scorer@search.scorer=random"],
         NO_SCORER: ["scorer@search.scorer=majority"],
-    }
+    }  # fmt: skip
     with serve(policy, "partial_block_cache") as server:
         for seed in options.seeds:
 
@@ -138,14 +139,14 @@ def _text(mean: Mean) -> str:
 
 
 def accuracy_parts(records: Sequence[SearchRecord]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (figures, the table) of accuracy: of every method what the exact value is above the reward model, and that
-    above a random score, at 16 times one sample's tokens."""
+    """Return (figures, the table) of accuracy: of every method what the exact value, and a reward model by contrast, are
+    above the reward model by values, and that above a random score, at 16 times one sample's tokens."""
     groups: dict[tuple[str, str, str, int], dict[int, SearchRecord]] = {}
     for row in records:
         groups.setdefault((row.cell, row.method, row.scorer, row.size), {})[row.seed] = row
     figures: dict[str, Any] = {}
     for (cell, method, scorer, size), rows in groups.items():
-        below = {"process": "random", "exact": "process"}.get(scorer)
+        below = {"process": "random", "contrast": "process", "exact": "process"}.get(scorer)
         other = groups.get((cell, method, below or "", size))
         if size == 16 and below and other and (seeds := sorted(set(rows) & set(other))):
             pair = [[group[seed].accuracy for seed in seeds] for group in (rows, other)]
