@@ -36,7 +36,7 @@ def main(config: RLConfig) -> None:
     from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
     from espalier.rl.trainer_from_config import make_client, make_trainer, serving
     from espalier.runtime.distributed import barrier, process_group
-    from espalier.sampling.api_keys import check_keys
+    from espalier.sampling.api_keys import check_keys, require_keys
 
     check_keys(dataclasses.asdict(config))
     check_tracking(config.tracking)
@@ -46,6 +46,7 @@ def main(config: RLConfig) -> None:
     if is_run_finished(run_dir, config):
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
+    require_keys(dataclasses.asdict(config))
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))

@@ -23,6 +23,18 @@ def check_keys(config: Any) -> None:
         refuse_key_in(config, variable)
 
 
+def require_keys(config: Any) -> None:
+    """Raise BadInput where a chat API's client stands in a config and its key is not in the environment: said before
+    engines start, not when the client is opened."""
+    if isinstance(config, Mapping):
+        variable = str(config.get("key_variable") or "")
+        if str(config.get("_target_", "")).endswith(".OpenAIChatClient") and not os.environ.get(variable, "").strip():
+            raise BadInput(f"the environment variable {variable} is not set: export it (never put it in a config)")
+    if isinstance(config, Mapping | list | tuple):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            require_keys(value)
+
+
 def _key_variables(config: Any) -> list[str]:
     if isinstance(config, Mapping):
         own = [str(config["key_variable"])] if config.get("key_variable") else []

@@ -139,8 +139,8 @@ def _text(mean: Mean) -> str:
 
 
 def accuracy_parts(records: Sequence[SearchRecord]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (figures, the table) of accuracy: of every method what the exact value, and a reward model by contrast, are
-    above the reward model by values, and that above a random score, at 16 times one sample's tokens."""
+    """Return (figures, the table) of accuracy: of every method how far the exact value and a reward model by contrast
+    are above the reward model by values, and that above a random score, at 16 times one sample's tokens."""
     groups: dict[tuple[str, str, str, int], dict[int, SearchRecord]] = {}
     for row in records:
         groups.setdefault((row.cell, row.method, row.scorer, row.size), {})[row.seed] = row

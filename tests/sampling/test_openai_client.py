@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from espalier.data.records import BadInput, Completion, Trajectory
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import StageContext
+from espalier.runtime import entrypoint
 from espalier.runtime.entrypoint import build
 from espalier.runtime.logs import set_up_logging
-from espalier.sampling.api_keys import check_key_variable, check_keys, refuse_key_in
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.api_keys import check_key_variable, check_keys, refuse_key_in, require_keys
 from espalier.sampling.budget import Budget, Charge, Prices
 from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.job import run_job
@@ -418,6 +421,19 @@ def test_keys_are_looked_for_wherever_a_client_stands_in_a_config() -> None:
     with pytest.raises(BadInput, match="must be the NAME") as caught:
         check_keys({"reward": {"client": {"key_variable": KEY}}})
     assert KEY not in str(caught.value)
+
+
+def test_a_key_that_is_missing_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the chat client of a judge in reinforcement learning; a server of ours needs none."""
+    config = entrypoint.compose_config(RLConfig, "rl", [
+        "reward=llm_judge", "reward.terms.judge.asking.client.model=m", "model.path=m", "output_dir=d"
+    ])  # fmt: skip
+    server = {"_target_": "espalier.sampling.vllm_client.VLLMClient", "key_variable": "VLLM_API_KEY"}
+    require_keys(asdict(config))
+    monkeypatch.delenv("OPENAI_API_KEY")
+    require_keys({"client": server})
+    with pytest.raises(BadInput, match="OPENAI_API_KEY is not set: export it"):
+        require_keys(asdict(config))
 
 
 ECHO = {"error": {"message": f"Bearer {KEY} is not welcome"}}
