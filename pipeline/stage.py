@@ -84,8 +84,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     meta_path = output.with_name(output.stem + ".meta.json")
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
-        log.info("%s is complete", output)
-        return 0
+        return _complete(output, meta_path)
     started = time.monotonic()
     context = StageContext(task, output, config.tracking.line_every_seconds, engines=engines)
     result = stage.run(config.input, context)
@@ -105,6 +104,17 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
     log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
     return 1 if context.counts.get("rejected") else 0
+
+
+def _complete(output: Path, meta_path: Path) -> int:
+    """Say that the output is there, and again what was rejected; the exit code: 1 where nothing was left of it."""
+    counts = json.loads(meta_path.read_text()).get("counts", {}) if meta_path.is_file() else {}
+    rejected = counts.get("rejected")
+    if rejected:
+        log.warning("%s is complete without %s rows that were rejected", output, rejected)
+    else:
+        log.info("%s is complete", output)
+    return 1 if rejected and not counts.get("rows", 1) else 0
 
 
 def _warn_of_part(path: Path) -> None:

@@ -90,6 +90,18 @@ def test_a_finished_output_is_not_made_again(config: StageConfig, tmp_path: Path
     assert (tmp_path / "out.jsonl").stat() == before
 
 
+@pytest.mark.parametrize(("rows", "code"), [(2, 0), (0, 1)])
+def test_what_was_rejected_is_said_again_and_an_output_of_nothing_stays_an_error(
+    rows: int, code: int, config: StageConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_stage(Copy(), None, config)
+    meta = tmp_path / "out.meta.json"
+    stored = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**stored, "counts": {"rows": rows, "rejected": 3}}))
+    assert run_stage(Copy(), None, config) == code
+    assert "is complete without 3 rows that were rejected" in caplog.text
+
+
 def test_how_progress_is_shown_does_not_make_another_run(config: StageConfig) -> None:
     stage = Copy()
     run_stage(stage, None, config)
