@@ -28,7 +28,6 @@ RECIPES = sorted(
     for path in CONF.glob(f"exp/{kind}/*.yaml")
     if not path.stem.startswith("base_")
 )
-SHORT = ["deepspeed=none", "max_steps=1", "update.batch_size=4", "update.micro_batch_size=2"]
 # Experiments whose learning rate comes with the size of the model.
 SIZED = {"sft/demonstrations": "sft", "dpo/preference_pairs": "dpo", "reward/step_values": "reward"}
 SIZES = sorted(
@@ -58,8 +57,11 @@ def run_recipe(recipe: str, rows: Path, policy: Path, run_dir: Path, *overrides:
     """Run the program; return its config."""
     keys = ("examples.verify.path", "examples.generate.path") if "verifier" in recipe else ("examples.path",)
     files = [f"{key}=named_below" for key in keys]
-    given = [f"model.path={policy}", f"output_dir={run_dir}", *files, *SHORT, *overrides]
+    given = [f"model.path={policy}", f"output_dir={run_dir}", *files, *overrides]
     config = compose_config(TrainConfig, f"exp/{recipe}", given)
+    assert config.update.batch_size % config.update.micro_batch_size == 0
+    config.max_steps, config.deepspeed = 1, None
+    config.update.batch_size, config.update.micro_batch_size = 4, 2
     set_files(config.examples, rows)
     if config.eval_examples:
         set_files(config.eval_examples, rows)
