@@ -35,7 +35,7 @@ from tests.support.rl_cases import read_metrics
 
 pytestmark = pytest.mark.slow
 RECIPES = sorted(path.stem for path in CONF.glob("exp/ppo/*.yaml") if not path.stem.startswith("base_"))
-WINDOW = 2048
+WINDOW = 4096
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
@@ -43,9 +43,10 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}{
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a few rows of every file that a recipe's task reads, but for those of public data sets."""
     folder = tmp_path_factory.mktemp("data")
+    (folder / "own").mkdir()
     task = WordArithmetic(num_train=40, num_dev=8, num_test=8, num_demonstrations=200)
     for kind in ("train", "dev"):
-        write_records(folder / f"{kind}.jsonl", task.problems(kind))
+        write_records(folder / "own" / f"{kind}.jsonl", task.problems(kind))
     return folder
 
 
@@ -58,7 +59,7 @@ def public(data: Path, datasets_dir: Path) -> Path:
     shutil.copytree(datasets_dir / "math" / "MATH", data / "MATH")
     (data / "logiqa2").mkdir()
     with gzip.open(datasets_dir / "logiqa2" / "dev.txt.gz", "rt") as file:
-        rows = [next(file) for _ in range(48)]
+        rows = sorted(file, key=len)[:48]
     (data / "logiqa2" / "train.txt").write_text("".join(rows[:40]))
     (data / "logiqa2" / "dev.txt").write_text("".join(rows[40:]))
     return data
@@ -70,7 +71,8 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     texts = [row.prompt + row.completion for row in task.demonstrations("train")]
-    policy = build_tiny(folder / "policy", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=400,
+    texts += [path.read_text() for path in sorted((CONF.parent / "docs").glob("*.md"))]  # the published tasks are English
+    policy = build_tiny(folder / "policy", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=1500,
                         max_length=4096, seed=0)  # fmt: skip
     tokenizer = load_tokenizer(str(policy))
     tokenizer.chat_template = CHAT
@@ -99,7 +101,7 @@ def solution(task: Any, problem: Problem, gold: str) -> str:
         "marked_number": f"First we add.\n#### {gold}",
         "response_math": f"First we add. Then we are done. The answer is $\\boxed{{{gold}}}$.",
         "choice": f" It follows.\nAction 1: Look at the options.\nThought 2: Done.\nAction 2: Finish[The answer is {gold}.]",
-        "short_answer": f"It is likely {gold}.",
+        "short_answer": f"It is likely so. The answer is {gold}.",
     }[kind]
 
 
@@ -108,7 +110,7 @@ def overrides_of(recipe: str, models: Path, data: Path) -> list[str]:
     config = composed(f"exp/ppo/{recipe}")
     given = []
     for key in missing_keys(OmegaConf.to_container(config)):
-        value: Any = {"output_dir": "named_below", "model.path": models / "policy", "task.path": data,
+        value: Any = {"output_dir": "named_below", "model.path": models / "policy", "task.path": data / "own",
                       "task.kind": "marked_number", "reward.forecasts.extractor": models / "policy",
                       "reward.terms.verifier.path": models / "policy",
                       "reward.terms.verifier.form.path": models / "policy"}.get(key, models / "prm")  # fmt: skip
@@ -123,12 +125,15 @@ def overrides_of(recipe: str, models: Path, data: Path) -> list[str]:
 
 def shortened(config: RLConfig, url: str) -> RLConfig:
     """Return the config for one iteration of two problems, by the server at `url`."""
-    config.num_iterations, config.launcher, config.deepspeed, config.server = 1, None, None, None
+    config.launcher, config.deepspeed, config.server = None, None, None
+    config.num_iterations = 1 + (config.critic.num_warmup_iterations if config.critic else 0)
     client = OmegaConf.to_container(composed("rl").client, resolve=False)
     assert isinstance(client, dict)
     config.client = {**client, "base_url": url, "in_flight_each": 8}
+    config.probes.on_fault = "warn"  # the answers are not drawn by their probabilities
     config.engine.sleeps, config.engine.concurrency = False, 8
-    config.rollout.num_problems, config.evaluation.num_problems, config.evaluation.every = 2, 2, 1
+    config.rollout.num_problems = 4 if config.rollout.group_size == 1 else 2
+    config.evaluation.num_problems, config.evaluation.every = 2, 1
     config.update = replace(config.update, minibatch_size=4, micro_batch_size=2)
     return config
 
@@ -143,7 +148,7 @@ def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
     given = [*overrides_of(recipe, models, data), *size, f"output_dir={tmp_path}/run"]
     given = [one for one in given if one != "output_dir=named_below"]
     config = shortened(compose_config(RLConfig, f"exp/ppo/{recipe}", given), server.url)
-    if "path" in config.task:
+    if "path" in config.task and not config.task["_target_"].endswith(".ProblemFile"):
         config.task["path"] = str(data)
     if "num_train" in config.task:
         config.task.update(num_train=40, num_dev=8, num_test=8)
@@ -156,8 +161,8 @@ def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
 
 def check_run(run_dir: Path) -> None:
     """Look at what a run has left: finite figures, right and wrong answers, a policy that has moved."""
-    [row] = [row for row in read_metrics(run_dir) if "rollout/reward" in row]
-    print(json.dumps(row))
+    row = [row for row in read_metrics(run_dir) if "rollout/reward" in row][-1]
+    print("ROW", json.dumps(row))
     assert all(torch.tensor(value).isfinite() for value in row.values()), row
     assert 0 < row["rollout/accuracy"] < 1
     assert row["update/grad_norm"] > 0

@@ -1,7 +1,6 @@
 """A server in vLLM's place that knows the problems of a task: it answers with a right solution and with a wrong one by
 turns, of which it says its own model's true log-probs. Everything else it does as `RepeatableServer`."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,18 +14,19 @@ Write = Callable[[Problem, str], str]
 
 
 class AnsweringServer(FollowingServer):
-    """Over HTTP. Of a prompt that it was told (`learn`) sample k is right or wrong by turns, of every other problem
-    beginning with the wrong one; a greedy answer is wrong. Behind a part of a solution comes its rest."""
+    """Over HTTP. Of a prompt that it was told (`learn`) samples are right and wrong by turns, beginning with a right one
+    for every other prompt; a greedy answer is wrong. Behind a part of a solution comes its rest."""
 
     def __init__(self, path: str, max_model_len: int):
         super().__init__(path)
         self.max_model_len = max_model_len
         self.solutions: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        self.firsts: dict[tuple[int, ...], int] = {}  # of each prompt that was asked, which solution comes first
 
     def learn(self, task: Any, problems: Iterable[Problem], write: Write) -> None:
         """Forget what was learnt before. `write(problem, gold)` is a solution of that answer; a wrong one has the
         answer of another problem. Checked is that the task grades them so."""
-        self.solutions = {}
+        self.solutions, self.firsts = {}, {}
         known = list(problems)
         for place, problem in enumerate(known):
             other = next(one for one in [*known[place:], *known] if one.gold != problem.gold)
@@ -45,11 +45,9 @@ class AnsweringServer(FollowingServer):
         rests = self._rests(ids, int(body["max_tokens"]))
         if rests is None:
             return super().sample(body)
-        first = int(hashlib.sha256(str(ids).encode()).hexdigest(), 16) % 2
+        first = self.firsts.setdefault(tuple(ids), len(self.firsts) % 2) if temperature > 0 else 1
         places = [(first + k) % 2 if temperature > 0 else 1 for k in range(int(body.get("n", 1)))]
-        answers = [self._choice(k, *self._with_logprobs(ids, rests[place], temperature))
-                   for k, place in enumerate(places)]  # fmt: skip
-        return answers
+        return [self._choice(k, *self._with_logprobs(ids, rests[place], temperature)) for k, place in enumerate(places)]
 
     def _rests(self, ids: list[int], room: int) -> tuple[list[int], list[int]] | None:
         """Return the rest of the right solution and of the wrong one; of that alone, twice, which the ids are part
