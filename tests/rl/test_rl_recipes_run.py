@@ -1,14 +1,13 @@
-"""Every recipe of reinforcement learning (conf/exp/ppo) makes one iteration on tiny networks, with rows of its own task.
+"""Every recipe of reinforcement learning (conf/exp/ppo) makes one iteration on tiny networks, with rows of its task.
 
-A run is the program's own, in this process; the engine is a small server of this process, asked and given weights over
-HTTP as vLLM is. It answers with solutions, right ones and wrong ones, in the form that the recipe's task grades.
-Changed for that are: the length (one iteration of two problems, and what a group holds where that is more than 4), the
-ranks (no DeepSpeed, no Ray), who is asked (engines of the run's own become that server; none sleeps) and how many
-completions a state gets. Prompts, rewards, estimators, learners and token limits are the recipe's.
+A run is made of the program's parts, in this process; the engine is a small server of this process, asked and given
+weights over HTTP as vLLM is. It answers with solutions, right ones and wrong ones, in the form that the recipe's task
+grades. Changed for that are: the length (one iteration of two problems, and what a group holds where that is more than
+4), the ranks (no DeepSpeed, no Ray), who is asked (engines of the run's own become that server; none sleeps) and how
+many completions a state gets. Prompts, rewards, estimators, learners and token limits are the recipe's.
 """
 
 import gzip
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,14 +18,15 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import main
 from espalier.data.jsonl import write_records
 from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tiny
+from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.runtime.entrypoint import CONF, build, compose_config
+from espalier.runtime.run_dir import open_run_dir
 from espalier.runtime.schemas import RLConfig
 from tests.rl.test_rl_recipes import composed
 from tests.runtime.test_configs import missing_keys
@@ -36,7 +36,8 @@ from tests.support.rl_cases import read_metrics
 pytestmark = pytest.mark.slow
 RECIPES = sorted(path.stem for path in CONF.glob("exp/ppo/*.yaml") if not path.stem.startswith("base_"))
 WINDOW = 4096
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a few rows of every file that a recipe's task reads, but for those of public data sets."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "own").mkdir()
-    task = WordArithmetic(num_train=40, num_dev=8, num_test=8, num_demonstrations=200)
+    task = WordArithmetic(num_train=40, num_dev=2, num_test=2, num_demonstrations=200)
     for kind in ("train", "dev"):
         write_records(folder / "own" / f"{kind}.jsonl", task.problems(kind))
     return folder
@@ -59,7 +60,7 @@ def public(data: Path, datasets_dir: Path) -> Path:
     shutil.copytree(datasets_dir / "math" / "MATH", data / "MATH")
     (data / "logiqa2").mkdir()
     with gzip.open(datasets_dir / "logiqa2" / "dev.txt.gz", "rt") as file:
-        rows = sorted(file, key=len)[:48]
+        rows = sorted(file, key=len)[:42]
     (data / "logiqa2" / "train.txt").write_text("".join(rows[:40]))
     (data / "logiqa2" / "dev.txt").write_text("".join(rows[40:]))
     return data
@@ -71,8 +72,8 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     texts = [row.prompt + row.completion for row in task.demonstrations("train")]
-    texts += [path.read_text() for path in sorted((CONF.parent / "docs").glob("*.md"))]  # the published tasks are English
-    policy = build_tiny(folder / "policy", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=1500,
+    texts += [path.read_text() for path in sorted((CONF.parent / "docs").glob("*.md"))]  # English, as published tasks
+    policy = build_tiny(folder / "policy", texts, hidden_size=64, num_layers=1, num_heads=2, vocab_size=1500,
                         max_length=4096, seed=0)  # fmt: skip
     tokenizer = load_tokenizer(str(policy))
     tokenizer.chat_template = CHAT
@@ -87,6 +88,7 @@ def models(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[AnsweringServer]:
     with AnsweringServer(str(models / "policy"), WINDOW) as found:
+        assert isinstance(found, AnsweringServer)
         yield found
 
 
@@ -100,7 +102,7 @@ def solution(task: Any, problem: Problem, gold: str) -> str:
     return {
         "marked_number": f"First we add.\n#### {gold}",
         "response_math": f"First we add. Then we are done. The answer is $\\boxed{{{gold}}}$.",
-        "choice": f" It follows.\nAction 1: Look at the options.\nThought 2: Done.\nAction 2: Finish[The answer is {gold}.]",
+        "choice": f" It follows.\nAction 1: Look.\nThought 2: Done.\nAction 2: Finish[The answer is {gold}.]",
         "short_answer": f"It is likely so. The answer is {gold}.",
     }[kind]
 
@@ -138,7 +140,22 @@ def shortened(config: RLConfig, url: str) -> RLConfig:
     return config
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+def run(config: RLConfig) -> None:
+    """Do what main.py does."""
+    torch.manual_seed(config.seed)
+    server, client = make_client(config)
+    trainer = make_trainer(config, load_tokenizer(config.model["path"]), server, client)
+    open_run_dir(config.output_dir, config)
+    with serving(server, client):
+        trainer.run()
+    trainer.save_model()
+
+
+# The verifier of this recipe writes in a vLLM engine of its own, which starts for real.
+CASES = [pytest.param(name, marks=[pytest.mark.server] if "rationales" in name else []) for name in RECIPES]
+
+
+@pytest.mark.parametrize("recipe", CASES)
 def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
     recipe: str, models: Path, data: Path, server: AnsweringServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -151,19 +168,20 @@ def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
     if "path" in config.task and not config.task["_target_"].endswith(".ProblemFile"):
         config.task["path"] = str(data)
     if "num_train" in config.task:
-        config.task.update(num_train=40, num_dev=8, num_test=8)
+        config.task.update(num_train=40, num_dev=2, num_test=2)
     task = build(config.task)
     problems = [*task.problems("train"), *task.problems("dev")]
     server.learn(task, problems, lambda problem, gold: solution(task, problem, gold))
-    main.main.__wrapped__(config)  # type: ignore[attr-defined]
-    check_run(tmp_path / "run")
+    run(config)
+    row = check_run(tmp_path / "run")
+    # an untrained verifier writes no verdict, and all rewards are alike
+    assert row["update/grad_norm"] > 0 or recipe == "grpo_rationales_word_arithmetic"
 
 
-def check_run(run_dir: Path) -> None:
-    """Look at what a run has left: finite figures, right and wrong answers, a policy that has moved."""
+def check_run(run_dir: Path) -> dict[str, float]:
+    """Return the metrics of the last iteration: finite figures, right and wrong answers; and there is a model."""
     row = [row for row in read_metrics(run_dir) if "rollout/reward" in row][-1]
-    print("ROW", json.dumps(row))
     assert all(torch.tensor(value).isfinite() for value in row.values()), row
     assert 0 < row["rollout/accuracy"] < 1
-    assert row["update/grad_norm"] > 0
     assert (run_dir / "model" / "model.safetensors").is_file()
+    return row

@@ -1,8 +1,8 @@
 """Every training recipe (conf/exp/sft, dpo, reward) takes an optimizer step on a tiny model and rows of its own kind.
 
-A run is the program's own, in this process. Changed for the tiny model are its length (one step of four examples, and
-what is evaluated), its ranks (no DeepSpeed), and, of experiments for models of any size, the size is named. Limits on
-tokens stay: the rows are far shorter.
+A run is made of the program's parts, in this process. Changed for the tiny model are its length (one step of four
+examples) and its ranks (no DeepSpeed); experiments for models of any size are given one. Limits on tokens stay: the
+rows are far shorter.
 """
 
 from pathlib import Path
@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import trainer_base_ds_mul
 from espalier.data.left_out import count_left_out
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.runtime.entrypoint import CONF, compose_config
+from espalier.runtime.run_dir import open_run_dir
 from espalier.runtime.schemas import TrainConfig
+from espalier.training.loop_from_config import load_data, make_loop, save_model
 from tests.support.recipe_rows import write_recipe_rows
 from tests.training.test_training import metric_rows
 
@@ -54,7 +55,7 @@ def rows(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_recipe(recipe: str, rows: Path, policy: Path, run_dir: Path, *overrides: str) -> TrainConfig:
-    """Run the program; return its config."""
+    """Train as trainer_base_ds_mul.py does; return the config."""
     keys = ("examples.verify.path", "examples.generate.path") if "verifier" in recipe else ("examples.path",)
     files = [f"{key}=named_below" for key in keys]
     given = [f"model.path={policy}", f"output_dir={run_dir}", *files, *overrides]
@@ -65,7 +66,12 @@ def run_recipe(recipe: str, rows: Path, policy: Path, run_dir: Path, *overrides:
     set_files(config.examples, rows)
     if config.eval_examples:
         set_files(config.eval_examples, rows)
-    trainer_base_ds_mul.main.__wrapped__(config)  # type: ignore[attr-defined]
+    torch.manual_seed(config.seed)
+    tokenizer = load_tokenizer(config.model["path"])
+    loop, _ = make_loop(config, tokenizer, *load_data(config, tokenizer))
+    open_run_dir(config.output_dir, config)
+    loop.run()
+    save_model(loop, tokenizer)
     return config
 
 
