@@ -8,6 +8,7 @@ forecaster an outcome reward model trained on `target=forecasting`; both are ask
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from espalier.data.examples.token_examples import encode_demonstrations
 from espalier.data.jsonl import read_records
 from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, forecast_prompt, read_answers
 from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
+from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.models.text_writer import TextWriter
@@ -48,12 +50,17 @@ class TextScorer:
 
 
 class Questions:
-    """Problem id → the question that a paragraph should answer, from a file of `Problem` (`info["question"]` where the
-    policy is asked something else: `problems/use_requests`)."""
+    """Problem id → the question that a paragraph should answer, from a file of `Problem`, or from those of a folder
+    (`info["question"]` where the policy is asked something else: `problems/use_requests`)."""
 
     def __init__(self, path: str):
         self.path = path
-        rows = read_records(Problem, path)
+        places = [Path(path, place) for places in ProblemFile.files.values() for place in places]
+        files = [place for place in places if place.is_file()] if Path(path).is_dir() else [Path(path)]
+        if not files:
+            raise BadInput(f"{path}: has none of {', '.join(place.name for place in places)}: name the file or folder "
+                           "that the task reads")  # fmt: skip
+        rows = [row for file in files for row in read_records(Problem, file)]
         self.by_id = {row.id: str(row.info.get("question", row.question)) for row in rows}
 
     def of(self, trajectory: Trajectory) -> str:

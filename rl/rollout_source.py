@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -32,6 +33,7 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import HasEngines, SamplingParams
 from espalier.sampling.requests import decode
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
@@ -78,7 +80,17 @@ def choose_problems(task: Task, tokenizer: Any, window: int | None, max_tokens: 
             fit.check()
             left_out |= {f"{split}_left_out": float(len(fit.left_out)), f"{split}_short": float(fit.num_short)}
             problems[split] = fit.kept
+    warn_of_seen(problems["train"], problems["dev"])
     return Problems(problems["train"], problems["dev"], digest.hexdigest()[:16], left_out)
+
+
+def warn_of_seen(train: Sequence[Problem], dev: Sequence[Problem]) -> None:
+    """Warn where problems of dev are trained on too, as where one file is named for all splits."""
+    known = {(problem.context, problem.question) for problem in train}
+    seen = [problem.id for problem in dev if (problem.context, problem.question) in known]
+    if seen:
+        log.warning("%d of %d dev problems are trained on too, so evaluations say nothing of others: name a folder "
+                    "with a file per split as task.path: '%s'", len(seen), len(dev), seen[0])  # fmt: skip
 
 
 @dataclass

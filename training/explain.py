@@ -31,7 +31,14 @@ from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limi
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.example_cache import files_read, stored_examples
-from espalier.training.guards import check_amount, check_held_out, check_limits, check_margins, check_targets
+from espalier.training.guards import (
+    check_amount,
+    check_evaluations,
+    check_held_out,
+    check_limits,
+    check_margins,
+    check_targets,
+)
 from espalier.training.loop import is_due
 from espalier.training.memory_of_run import check_memory_gib, explain_memory, micro_batch_of, train_setup
 from espalier.training.memory_plan import Work, work_of
@@ -98,6 +105,7 @@ class Explain:
         if config.eval_examples:
             eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
+        check_evaluations(config.evaluation.every, eval_examples)
         check_amount(examples, config.update.batch_size)
         check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
         check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))

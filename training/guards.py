@@ -93,6 +93,13 @@ def check_amount(examples: Sequence[Any], batch_size: int) -> None:
                     batch_size, len(examples))  # fmt: skip
 
 
+def check_evaluations(every: int, eval_examples: Sequence[Any]) -> None:
+    """Warn of evaluations that are asked for without examples for them: none takes place."""
+    if every > 0 and not eval_examples:
+        log.warning("evaluation.every=%d evaluates nothing, as there are no eval_examples: name some, as "
+                    "+examples@eval_examples=demonstrations eval_examples.path=FILE", every)  # fmt: skip
+
+
 def unended(examples: Sequence[Any], ends: frozenset[int]) -> Iterator[str]:
     """Return a line for every kind of response that does not end with an end token: it was cut while it was sampled, or
     its file holds no ends, and a policy learns from it not to stop. Of pairs those are odd of which one side ends."""

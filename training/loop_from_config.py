@@ -36,6 +36,7 @@ from espalier.training.engine import Engine, TorchEngine
 from espalier.training.example_cache import stored_examples
 from espalier.training.guards import (
     check_amount,
+    check_evaluations,
     check_held_out,
     check_limits,
     check_margins,
@@ -71,6 +72,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[Sequence[Any], Seque
         eval_examples = load_examples(config, config.eval_examples, tokenizer)
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
+    check_evaluations(config.evaluation.every, eval_examples)
     check_amount(examples, config.update.batch_size)
     check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
     check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))

@@ -14,7 +14,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.models.text_writer import TextWriter
 from espalier.models.tiny import build_tiny
 from espalier.rewards.calibration import LinguisticCalibrationReward
-from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, TextScorer
+from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, Questions, TextScorer
 from espalier.rewards.score import HoldsModels
 
 
@@ -71,6 +71,17 @@ def test_a_batch_of_unequal_prompts_is_continued_as_each_alone(folder: Path) -> 
     prompts = ["Who sang?", "Who sang? It was Ana, or else Ben.", "Ben"]
     assert writer(prompts) == [writer([prompt])[0] for prompt in prompts]
     assert writer([]) == []
+
+
+def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Path) -> None:
+    write_records(tmp_path / "train.jsonl", [Problem("p", "Write about singers.", "Ana", {"question": "Who sang?"})])
+    write_records(tmp_path / "dev.jsonl", [Problem("q", "Who hit?", "Ben")])
+    (tmp_path / "other.jsonl").write_text("no problem\n")
+    assert Questions(str(tmp_path / "dev.jsonl")).by_id == {"q": "Who hit?"}
+    assert Questions(str(tmp_path)).by_id == {"p": "Who sang?", "q": "Who hit?"}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"has none of train\.jsonl, dev\.jsonl, test\.jsonl"):
+        Questions(str(tmp_path / "empty"))
 
 
 def test_forecasts_are_of_the_offered_answers_and_of_the_golds_first_name(

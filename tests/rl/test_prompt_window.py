@@ -14,6 +14,7 @@ from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
+from espalier.rl.rollout_source import warn_of_seen
 from espalier.rl.trainer import Trainer
 from espalier.rl.trainer_from_config import window_of
 from espalier.runtime.schemas import RLConfig
@@ -174,3 +175,11 @@ def test_the_window_is_known_before_the_engine_starts(completion_server: Any, ti
         assert window_of(VLLMClient([one.base_url, other.base_url]), None, path) == 60
     with completion_server(models={"data": [{"id": "policy"}]}) as silent:
         assert window_of(VLLMClient(silent.base_url), None, path) == 512, "the model's positions"
+
+
+def test_dev_problems_that_are_trained_on_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    train = [Problem(f"t{k}", f"Question {k}?", "1") for k in range(3)]
+    warn_of_seen(train, [Problem("d0", "Question 9?", "1"), Problem("d1", "Question 1?", "1", context="of another")])
+    assert caplog.text == ""
+    warn_of_seen(train, [Problem("d0", "Question 9?", "1"), Problem("d1", "Question 1?", "1")])
+    assert "1 of 2 dev problems are trained on too" in caplog.text

@@ -113,6 +113,20 @@ def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> No
         bind_components(compose_config(CONF, base, f"{group}={path.stem}"))
 
 
+def test_what_a_config_leaves_open_is_open_however_it_is_composed() -> None:
+    """A value of ??? does not replace one of the defaults list: the key then has that value, and nobody is asked."""
+    for path in ALL:
+        own = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(own, dict)
+        own.pop("defaults", None)
+        if not missing_keys(own) or "@package" in path.read_text():
+            continue
+        found: Any = OmegaConf.to_container(compose_config(CONF, name_of(path)))
+        for folder in path.relative_to(CONF).parts[:-1]:
+            found = found.get(folder, found)
+        assert set(missing_keys(own)) <= set(missing_keys(found)), path
+
+
 @pytest.mark.parametrize("path", [p for p in ALL if "@package" in p.read_text()], ids=name_of)
 def test_a_package_line_is_the_first_line(path: Path) -> None:
     assert path.read_text().startswith("# @package _global_\n")

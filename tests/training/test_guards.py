@@ -24,6 +24,7 @@ from espalier.models.tokenizer_checks import (
 )
 from espalier.training.guards import (
     check_amount,
+    check_evaluations,
     check_held_out,
     check_limits,
     check_margins,
@@ -150,6 +151,14 @@ def test_a_batch_of_more_examples_than_there_are_is_told(caplog: pytest.LogCaptu
     assert caplog.text == ""
     check_amount([GOOD] * 7, 8)
     assert "batch_size 8 is more than the 7 examples" in caplog.text
+
+
+def test_evaluations_without_examples_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_evaluations(0, [])
+    check_evaluations(400, [GOOD])
+    assert caplog.text == ""
+    check_evaluations(400, [])
+    assert "evaluation.every=400 evaluates nothing, as there are no eval_examples" in caplog.text
 
 
 @pytest.fixture
