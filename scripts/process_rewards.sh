@@ -162,7 +162,7 @@ make_prm() {
 make_prm prm train "$prm_start"
 scorers=(stage.model="$run/prm/model")
 if [[ $folds == 2 ]]; then
-  make_prm prm_other held_out "$other_start" eval_examples=null
+  make_prm prm_other held_out "$other_start" eval_examples=null evaluation.every=0
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \
