@@ -5,6 +5,7 @@ and figures with their intervals. Folders of this machine do not appear in it: o
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import yaml
 
+from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput
+from espalier.runtime.run_dir import input_fingerprints
 
 POLICY, PROCESS, OUTCOME, TWO_POLICIES, OTHER = (
     "policy",
@@ -25,6 +28,10 @@ _OUTCOME_OBJECTIVES = ("outcome_reward", "bradley_terry", "hinge")
 _SHOWN = ("objective", "update", "optimizer", "lora", "deepspeed", "precision", "max_steps", "num_epochs", "seed",
           "num_iterations", "advantage", "reward", "kl", "rollout", "task")  # fmt: skip
 """What of a run's config the card shows; all of it goes along as run/config.yaml."""
+
+
+_FOLDERS = re.compile(r"(?:(?<=file://)|(?<![^\s=:,'\"(\[{]))(?:~[\w.-]*/|/[^\s/=:,'\"()\[\]{}]+/)[^\s=:,'\"()\[\]{}]*")
+"""An absolute path inside of other text: of two names at least, so that [/INST] and /no_think are none."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class Figure:
 @dataclass(frozen=True)
 class ModelFacts:
     """What is known of a model: `kind` (of the constants above), `base` it was trained from, the `config` of its run,
-    `commit` and `versions` of the code, `data`: (name, SHA-256, counts) of each file it was trained on. A model of
-    another toolkit has its kind alone."""
+    `commit` and `versions` of the code, `data`: (name, SHA-256, counts) of each file it was trained on, "" and {} of
+    one that changed since. A model of another toolkit has its kind alone."""
 
     kind: str
     model_type: str
@@ -82,7 +89,7 @@ def _kind(model: Path, network: Mapping[str, Any], config: Mapping[str, Any]) ->
     architecture = next(iter(network.get("architectures") or []), "")
     if (model / "log_ratio_reward.json").is_file():
         return TWO_POLICIES
-    if architecture.endswith("ForCausalLM"):
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return POLICY
     objective = str((config.get("objective") or {}).get("_target_", ""))
     if architecture.endswith("ForSequenceClassification") or any(name in objective for name in _OUTCOME_OBJECTIVES):
@@ -94,10 +101,13 @@ def _is_data(path: str) -> bool:
     return Path(path).suffix in (".jsonl", ".json", ".parquet", ".gz")
 
 
-def _data(path: Path, digest: str) -> tuple[str, str, Mapping[str, Any]]:
+def _data(path: Path, fingerprint: str) -> tuple[str, str, Mapping[str, Any]]:
+    if input_fingerprints({"path": str(path)}).get(str(path)) != fingerprint:
+        return path.name, "", {}
     meta = path.with_suffix(".meta.json")
     counts = json.loads(meta.read_text()).get("counts", {}) if meta.is_file() else {}
-    return path.name, digest, {name: count for name, count in counts.items() if isinstance(count, int | float)}
+    numbers = {name: count for name, count in counts.items() if isinstance(count, int | float)}
+    return path.name, file_sha256(path), numbers
 
 
 def figures_of(document: Any, name: str = "") -> Iterator[Figure]:
@@ -159,8 +169,8 @@ def _front_matter(facts: ModelFacts, license_id: str, data_repository: str) -> s
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["espalier", "reasoning", *_tags(facts.kind)]}
     if facts.kind in (POLICY, PROCESS):
         head["pipeline_tag"] = "text-generation" if facts.kind == POLICY else "token-classification"
-    if facts.base:
-        head["base_model"] = facts.base if _is_hub_name(facts.base) else Path(facts.base).name
+    if _is_hub_name(facts.base):
+        head["base_model"] = facts.base
     if license_id:
         head["license"] = license_id
     if data_repository:
@@ -231,7 +241,8 @@ def _trained(facts: ModelFacts, data_repository: str) -> str:
         return ""
     parts = ["## Training"]
     if facts.data:
-        rows = [f"| `{name}` | {_counts(counts)} | `{digest[:16]}` |" for name, digest, counts in facts.data]
+        rows = [f"| `{name}` | {_counts(counts)} | {f'`{digest[:16]}`' if digest else 'changed since, or not there'} |"
+                for name, digest, counts in facts.data]  # fmt: skip
         where = (
             f"Data: [{data_repository}](https://huggingface.co/datasets/{data_repository}).\n\n"
             if data_repository
@@ -255,9 +266,13 @@ def shown_path(path: str) -> str:
 
 
 def without_folders(node: Any) -> Any:
-    """Return a config in which absolute paths are their last names."""
+    """Return a config in which absolute paths, inside of other text too, are their last names."""
     if isinstance(node, Mapping):
         return {key: without_folders(value) for key, value in node.items()}
-    if isinstance(node, list):
+    if isinstance(node, list | tuple):
         return [without_folders(value) for value in node]
-    return shown_path(node) if isinstance(node, str) else node
+    if not isinstance(node, str):
+        return node
+    if "\n" not in node:
+        node = shown_path(node)
+    return _FOLDERS.sub(lambda found: Path(found.group()).name, node)

@@ -4,6 +4,8 @@ python run_stage.py -cn training/publish_model stage.model=RUN/model stage.figur
 """
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +13,13 @@ from typing import Any
 
 import yaml
 
+from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import figures_of, read_facts, without_folders, write_card, write_data_card
 from espalier.runtime.manifest import MANIFEST, weight_files
+
+log = logging.getLogger("stage")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class PublishModel:
             raise BadInput("stage.data and stage.data_repository go together: give both, or neither")
         if self.data and not self.repository:
             raise BadInput("stage.data_repository names the data of a published model: set stage.repository too")
+        for name, number in Counter(Path(path).name for path in self.data).items():
+            if number > 1:
+                raise BadInput(f"{number} files of stage.data would all be '{name}' in the repository: rename them")
         for name in filter(None, (self.repository, self.data_repository)):
             if name.count("/") != 1 or name.startswith(("/", ".")) or name.endswith("/"):
                 raise BadInput(f"'{name}' is no repository: write OWNER/NAME")
@@ -55,15 +63,19 @@ class PublishModel:
             raise BadInput(f"input={input_path}: this stage reads a model: set stage.model, leave input empty")
         folder = Path(self.model)
         facts = read_facts(folder)
-        figures = {Path(path).name: list(figures_of(_read(path))) for path in self.figures}
-        for path, found in zip(self.figures, figures.values(), strict=True):
-            if not found:
+        files = _short_names(self.figures)
+        figures = {name: list(figures_of(_read(path))) for name, path in files.items()}
+        for name, path in files.items():
+            if not figures[name]:
                 raise BadInput(f"{path} has no figure with an interval: name what an evaluation wrote")
         name = self.name or self.repository or folder.resolve().parent.name
         card = write_card(name, facts, figures, license_id=self.license, repository=self.repository,
                           data_repository=self.data_repository)  # fmt: skip
         context.counts.update(kind=facts.kind, figures=sum(map(len, figures.values())), data_files=len(facts.data))
         if self.repository:
+            known = {digest for _, digest, _ in facts.data}
+            for path in (path for path in self.data if file_sha256(path) not in known):
+                log.warning("%s is not what the model's run was trained on, as far as its provenance.yaml says", path)
             context.counts["commit"] = self._publish(folder, card, facts.config)
         return card
 
@@ -77,14 +89,33 @@ class PublishModel:
             upload(self.data_repository, "dataset", {Path(path).name: Path(path) for path in self.data}
                    | {"README.md": text.encode()}, self.is_private)  # fmt: skip
         files: dict[str, Path | bytes] = {
-            str(path.relative_to(folder)): path
+            str(path.relative_to(folder)): _of_adapter(path) if path.name == "adapter_config.json" else path
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in (MANIFEST, "README.md")
+            if path.is_file() and path.name not in (MANIFEST, "README.md") and not _is_hidden(path.relative_to(folder))
         }
         files["README.md"] = card.encode()
         if config:
             files["run/config.yaml"] = yaml.safe_dump(without_folders(config)).encode()
         return upload(self.repository, "model", files, self.is_private)
+
+
+def _is_hidden(path: Path) -> bool:
+    """Say whether it is of a repository's or an editor's own (.git, .cache, .env), which can hold secrets."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _of_adapter(path: Path) -> bytes:
+    """Return an adapter's settings without the folder of its base."""
+    return json.dumps(without_folders(_read(path)), indent=2).encode()
+
+
+def _short_names(paths: list[str]) -> dict[str, str]:
+    """Return path by name: of files with one name as much of the end of their paths as tells them apart."""
+    parts = {path: Path(path).absolute().parts for path in paths}
+    number = 1
+    while len({row[-number:] for row in parts.values()}) < len({*parts.values()}):
+        number += 1
+    return {"/".join(row[-number:]): path for path, row in parts.items()}
 
 
 def _counts(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The card of a model, and what reaches a hub: a server of the hub's documented calls on loopback."""
 
 import base64
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import Figure, figures_of, read_facts, without_folders
 from espalier.pipeline.training.publish_model import PublishModel
+from espalier.runtime.run_dir import input_fingerprints
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIG = {
@@ -28,6 +30,7 @@ CONFIG = {
     "examples": {"path": "/home/ada/run/step_values.jsonl"},
     "update": {"learning_rate": 1e-5}, "seed": 3,
 }  # fmt: skip
+VALUES = hashlib.sha256(b'{"id": "a"}\n').hexdigest()[:16]
 FIGURES = {"inner": {"auc": {"mean": 0.9164, "low": 0.8979, "high": 0.9354, "n": 265}, "num_steps": 6532}, "bins": []}
 
 
@@ -44,7 +47,7 @@ def run(tmp_path: Path, tiny_policy: Path) -> Path:
     (model.parent / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     (model.parent / "provenance.yaml").write_text(yaml.safe_dump({
         "commit": "0123abcd", "versions": {"torch": "2.13"},
-        "inputs": {str(values): "f" * 64, str(tiny_policy): "e" * 64},
+        "inputs": {**input_fingerprints({"path": str(values)}), str(tiny_policy): "e" * 64},
     }))  # fmt: skip
     (tmp_path / "prm.json").write_text(json.dumps(FIGURES))
     return model
@@ -60,10 +63,11 @@ def test_a_card_says_kind_base_data_settings_figures_and_names_no_folder_of_this
     head = yaml.safe_load(card.split("---")[1])
     assert head["tags"] == ["espalier", "reasoning", "process-reward-model"]
     assert head["license"] == "apache-2.0"
-    assert head["base_model"] == "model"
+    assert "base_model" not in head, "model would be somebody else's on the hub"
+    assert "trained from `model`" in card
     assert "A process reward model: its score of a step" in card
     assert "| inner auc | 0.916 | [0.898, 0.935] | 265 |" in card
-    assert "| `step_values.jsonl` | rows 1,200, mean 0.5 | `ffffffffffffffff` |" in card
+    assert f"| `step_values.jsonl` | rows 1,200, mean 0.5 | `{VALUES}` |" in card
     assert "learning_rate: 1.0e-05" in card
     assert "Espalier 0123abcd; torch 2.13." in card
     for folder in ("/home/ada", str(run.parent.parent)):
@@ -102,6 +106,44 @@ def test_figures_are_the_rows_of_a_table_or_else_whatever_has_an_interval() -> N
 
 def test_absolute_paths_of_a_config_become_their_last_names() -> None:
     assert without_folders({"a": ["/x/y/z.jsonl", "own/z"], "b": 1}) == {"a": ["z.jsonl", "own/z"], "b": 1}
+
+
+def test_absolute_paths_inside_of_values_become_their_last_names_and_tags_and_addresses_stay() -> None:
+    shown = {
+        "task.path=/home/ada/own/train.jsonl": "task.path=train.jsonl",
+        "--lora-modules mine=/home/ada/adapter,other=~ada/x/y": "--lora-modules mine=adapter,other=y",
+        "file:///home/ada/log.txt": "file://log.txt",
+        "['/home/ada/a.jsonl', '/home/ada/b.jsonl']": "['a.jsonl', 'b.jsonl']",
+    }
+    assert without_folders({"all": list(shown)}) == {"all": list(shown.values())}
+    assert without_folders({"all": tuple(shown)}) == {"all": list(shown.values())}
+    kept = ["http://127.0.0.1:8000/v1/models", "[INST] a [/INST]", "<think>a</think>", "1/2 and/or 3 / 4", "own/z",
+            "/no_think\nHow much is 6 / 2?", "Qwen/Qwen3-4B"]  # fmt: skip
+    assert without_folders(kept) == kept
+
+
+def test_files_of_one_name_keep_their_figures_apart_and_data_of_one_name_are_refused(run: Path, tmp_path: Path) -> None:
+    """Every evaluation is called evaluation.json; two data files of a name would be one file of a repository."""
+    files = []
+    for name, mean in (("before", 0.25), ("after", 0.75)):
+        files.append(tmp_path / name / "evaluation.json")
+        files[-1].parent.mkdir()
+        files[-1].write_text(json.dumps({"greedy": {"mean": mean, "low": 0.1, "high": 0.9, "n": 4}}))
+    stage = PublishModel(str(run), figures=[str(path) for path in files])
+    card = stage.run("", StageContext(None, tmp_path / "card.md", 0.0))
+    assert card.index("`before/evaluation.json`") < card.index("0.250") < card.index("`after/evaluation.json`")
+    with pytest.raises(BadInput, match=r"all be 'train\.jsonl' in the repository"):
+        PublishModel(str(run), data=["a/train.jsonl", "b/train.jsonl"], repository="ada/prm", data_repository="ada/x")
+
+
+def test_counts_and_hash_of_data_that_changed_since_the_training_are_not_given(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "step_values.jsonl").write_text('{"id": "b"}\n')
+    assert "| `step_values.jsonl` | not known | changed since, or not there |" in card_of(run)
+
+
+def test_a_policy_whose_architecture_is_named_as_gpt_2_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
+    assert read_facts(tmp_path).kind == "policy"
 
 
 def test_a_file_without_figures_data_without_a_repository_and_a_bad_name_are_refused(run: Path, tmp_path: Path) -> None:
@@ -199,6 +241,29 @@ def test_model_card_run_and_data_reach_the_hub_and_name_one_another_and_the_toke
     written = [path.read_bytes() for path in work.rglob("*") if path.is_file()]
     assert not any(b"hf_secret_of_ada" in text for text in [*written, *model.values(), *data.values()])
     assert "hf_secret_of_ada" not in done.stdout + done.stderr
+
+
+def test_hidden_files_stay_here_and_an_adapter_does_not_say_in_which_folder_its_base_was(run: Path, hub: Any) -> None:
+    (run / ".git").mkdir()
+    (run / ".git" / "config").write_text("url = https://ada:hf_secret_of_ada@huggingface.co/ada/prm")
+    (run / ".env").write_text("HF_TOKEN=hf_secret_of_ada")
+    (run / "adapter").mkdir()
+    base = {"peft_type": "LORA", "base_model_name_or_path": "/home/ada/policy/model"}
+    (run / "adapter" / "adapter_config.json").write_text(json.dumps(base))
+    done = publish(run, hub)
+    assert done.returncode == 0, done.stdout + done.stderr
+    model = hub.repositories["models/ada/prm"]
+    assert not any(name.startswith(".") for name in model)
+    assert json.loads(model["adapter/adapter_config.json"]) == {**base, "base_model_name_or_path": "model"}
+    assert not any(b"/home/ada" in content for content in model.values())
+
+
+def test_data_that_the_model_was_not_trained_on_are_warned_of(run: Path, hub: Any) -> None:
+    other = run.parent.parent / "other.jsonl"
+    other.write_text('{"id": "c"}\n')
+    done = publish(run, hub, f"stage.data=[{other}]", "stage.data_repository=ada/values")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "other.jsonl is not what the model's run was trained on, as far as its provenance.yaml says" in done.stderr
 
 
 def test_a_hub_that_refuses_ends_with_one_line_and_no_card_so_that_the_command_can_be_run_again(
