@@ -68,7 +68,8 @@ def evaluate_all(config: SampleConfig, checkpoints: list[PolicyCheckpoint]) -> i
 def main(config: SampleConfig) -> int:
     """Ask for what the output does not hold yet.
 
-    Raises BadInput where the output for `policies` is a file, and where `policy` is another than `policies`.
+    Raises BadInput where the output for `policies` is a file, where `policy` is another than `policies`, and where a
+    pilot is asked of `policies`.
     """
     set_up_logging()
     if not config.policies:
@@ -76,6 +77,9 @@ def main(config: SampleConfig) -> int:
 
         check_model_folder(config.policy)
         return run_job(config, load_tokenizer, check_model_folder)
+    if config.pilot:
+        raise BadInput(f"pilot={config.pilot}: a policy is evaluated on all problems: leave pilot out, or set "
+                       "requests.limit")  # fmt: skip
     if Path(config.output).is_file():
         raise BadInput(f"{config.output} is a file: policies are evaluated into a folder: choose another output")
     checkpoints = find_policy_checkpoints(config.policies, config.output)

@@ -88,12 +88,15 @@ def summary(rows: Sequence[Trajectory], num_problems: int) -> str:
     right = fmean(fmean(outcomes) for outcomes in by_problem.values())
     low, high = wilson_interval(right * len(by_problem), len(by_problem))
     tokens = sum(len(row.response_ids) for row in rows)
-    whole = f", about {tokens / len(by_problem) * num_problems:,.0f} tokens for all {num_problems}" if tokens else ""
+    lengths = "per solution"
+    if tokens:  # chat APIs return none
+        whole = f"about {tokens / len(by_problem) * num_problems:,.0f} tokens for all {num_problems}"
+        lengths = f"and {tokens / len(rows):.0f} tokens per solution, {whole}"
     return (
         f"first {len(by_problem)} problems: {100 * right:.1f} % right [{100 * low:.0f}, {100 * high:.0f}], "
         f"{_percent(row.answer is None for row in rows)} without an answer that can be read, "
         f"{_percent(row.finish_reason == 'length' for row in rows)} cut at params.max_tokens, "
-        f"{fmean(len(row.steps) for row in rows):.1f} steps and {tokens / len(rows):.0f} tokens per solution{whole}"
+        f"{fmean(len(row.steps) for row in rows):.1f} steps {lengths}"
     )
 
 
@@ -113,8 +116,9 @@ def _cut(rows: Sequence[Trajectory]) -> str:
     if fmean(cut) <= MOST_CUT:
         return ""
     longest = max(len(row.response_ids) for row in rows)
+    after = f" after {longest} tokens" if longest else ""
     return (
-        f"{_percent(cut)} of the solutions were cut after {longest} tokens and are wrong: raise params.max_tokens; "
+        f"{_percent(cut)} of the solutions were cut{after} and are wrong: raise params.max_tokens; "
         "where they go on behind their answer, give a stop string (params.stop) or the policy's own prompt"
     )
 

@@ -125,7 +125,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     asked = pilot_of(requests, config.pilot, source) if config.pilot else requests
     done = finished & {request.id for request in asked}
     first = None
-    if isinstance(source, TrajectoryRequests) and (config.pilot or not done):
+    if isinstance(source, TrajectoryRequests) and (config.pilot or len(done) < PROBLEMS):
         first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], len(requests))
         first.see_file(output, done)  # of a pilot that was cut, or of a run before it
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -354,6 +354,9 @@ def _finish(
     if tally.unanswered:
         message += f" ({tally.unanswered} of them used up their attempts without an answer: what is left favours " \
                    "what is answered soon)"  # fmt: skip
+    if is_done and left:
+        log.warning("%s; the run without pilot asks them again", message)
+        return 0
     if is_done:
         log.warning("%s; the run is finished without them (max_failed_share is %g)", message, config.max_failed_share)
         return 0

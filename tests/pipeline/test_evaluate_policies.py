@@ -382,6 +382,7 @@ def test_one_that_fails_does_not_stop_the_rest_and_what_is_done_is_skipped() -> 
         (["policies=nowhere/*", "output=OUT"], "error: policies: no folder matches nowhere/*"),
         (["policies=[a]", "policy=b", "output=OUT"], "error: policy= and policies= name different policies"),
         (["policies=[a]", "output=FILE"], "is a file: policies are evaluated into a folder"),
+        (["policies=[a]", "output=OUT", "pilot=5"], "error: pilot=5: a policy is evaluated on all problems"),
     ],
 )
 def test_the_program_refuses_in_one_line(words: list[str], line: str, tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def test_the_line_says_accuracy_by_problem_what_is_unread_and_cut_and_what_the_w
     assert "about 2,000 tokens for all 100" in line
 
 
+def test_where_a_chat_api_returns_no_token_ids_nothing_is_said_of_tokens() -> None:
+    found = [replace(row, response_ids=[]) for row in rows("3 and\n4", "4 and\n3", finish="length")]
+    assert "tokens" not in summary(found, num_problems=100).replace("params.max_tokens", "")
+    assert warnings(found, own_problems("marked_number"))[0].startswith(
+        "100.0 % of the solutions were cut and are wrong"
+    )
+
+
 def test_answers_that_are_never_marked_are_named_with_the_kind_that_would_read_them() -> None:
     found = warnings(
         rows("They are\n7 in all.", "So\nit is 7.", "It\nis 8.", "So it\nis 7."), own_problems("marked_number")
@@ -105,12 +113,20 @@ class Answers:
         """Nothing to close."""
 
 
-def run(output: Path, policy: Path, monkeypatch: pytest.MonkeyPatch, pilot: int = 0, **refused: Any) -> list[str]:
+def run(
+    output: Path,
+    policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pilot: int = 0,
+    refused: tuple[str, ...] = (),
+    max_failed_share: float = 0.0,
+) -> list[str]:
     """Run the job of 30 problems; the ids that were asked."""
-    client = Answers(str(policy), **refused)
+    client = Answers(str(policy), refused)
     monkeypatch.setattr(job, "open_client", lambda *arguments: nullcontext((client, lambda: None)))
     config = SampleConfig(
         output=str(output), policy=str(policy), engine=EngineConfig(concurrency=1), pilot=pilot,
+        max_failed_share=max_failed_share,
         task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 30},
         requests={"_target_": "espalier.sampling.requests.TrajectoryRequests", "split": "train"},
         params={"_target_": "espalier.sampling.client.SamplingParams", "n": 2, "temperature": 1, "max_tokens": 40},
@@ -175,6 +191,34 @@ def test_every_run_that_begins_looks_at_its_first_twenty_problems_once_and_one_t
     with caplog.at_level(logging.INFO):
         run(output, tiny_policy, monkeypatch)
     assert "problems: " not in caplog.text
+
+
+def test_a_run_that_was_cut_before_its_first_problems_were_seen_says_it_when_it_goes_on(
+    tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out.jsonl"
+    run(output, tiny_policy, monkeypatch)
+    whole = output.read_text().splitlines(keepends=True)
+    stored = meta(output)
+    for num_rows, num_lines in ((2 * 7, 1), (2 * 25, 0)):
+        output.write_text("".join(whole[:num_rows]))
+        output.with_suffix(".meta.json").write_text(json.dumps({**stored, "is_complete": False}))
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert len(run(output, tiny_policy, monkeypatch)) == 30 - num_rows // 2
+        assert caplog.text.count("first 20 problems: ") == num_lines
+
+
+def test_refused_requests_of_a_pilot_are_not_said_to_finish_the_run(
+    tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out.jsonl"
+    first = run(tmp_path / "names.jsonl", tiny_policy, monkeypatch, pilot=1)
+    with caplog.at_level(logging.INFO):
+        run(output, tiny_policy, monkeypatch, pilot=3, refused=(first[0],), max_failed_share=0.5)
+    assert "the run is finished" not in caplog.text
+    assert "1 of 3 requests were refused" in caplog.text
+    assert len(run(output, tiny_policy, monkeypatch)) == 28
 
 
 def test_a_refused_problem_of_the_pilot_is_left_out_of_what_it_says(
