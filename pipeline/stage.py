@@ -79,12 +79,16 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
         _warn_of_part(Path(path))
     if any(output.resolve() == Path(path).resolve() for path in paths):
         raise BadInput(f"{output}: is an input of this stage and would not be written: name another file as output")
+    meta_path = output.with_name(output.stem + ".meta.json")
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
     inputs = models | _of_run(stage) | {path: file_sha256(path) for path in paths}
-    meta_path = output.with_name(output.stem + ".meta.json")
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
         return _complete(output, meta_path)
+    for path in map(Path, paths):
+        meta = path.with_suffix(".meta.json")
+        if meta.is_file() and meta.resolve() == meta_path.resolve():
+            raise BadInput(f"{output}: its {meta_path.name} is that of {path} already: choose another name as output")
     started = time.monotonic()
     context = StageContext(task, output, config.tracking.line_every_seconds, engines=engines)
     result = stage.run(config.input, context)

@@ -58,6 +58,18 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
 
 
+def test_an_output_whose_provenance_would_take_the_place_of_its_inputs_is_refused(
+    tmp_path: Path, config: StageConfig
+) -> None:
+    """in.json beside in.jsonl: both have in.meta.json, in which the input's sampling is resumed."""
+    (tmp_path / "in.meta.json").write_text('{"is_complete": true}')
+    stage = Copy(kind="document")
+    with pytest.raises(BadInput, match=r"in\.json: its in\.meta\.json is that of .*in\.jsonl"):
+        run_stage(stage, None, replace(config, output=str(tmp_path / "in.json")))
+    assert stage.num_runs == 0
+    assert (tmp_path / "in.meta.json").read_text() == '{"is_complete": true}'
+
+
 def test_a_stage_writes_its_output_and_its_provenance(config: StageConfig, tmp_path: Path) -> None:
     assert run_stage(Copy(), None, config) == 0
     assert names(tmp_path) == ["in.jsonl", "out.jsonl", "out.meta.json"]
