@@ -91,7 +91,7 @@ class PublishModel:
         files: dict[str, Path | bytes] = {
             str(path.relative_to(folder)): _of_adapter(path) if path.name == "adapter_config.json" else path
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in (MANIFEST, "README.md") and not _is_hidden(path.relative_to(folder))
+            if path.is_file() and path.name not in (MANIFEST, "README.md") and not _stays(path.relative_to(folder))
         }
         files["README.md"] = card.encode()
         if config:
@@ -99,9 +99,10 @@ class PublishModel:
         return upload(self.repository, "model", files, self.is_private)
 
 
-def _is_hidden(path: Path) -> bool:
-    """Say whether it is of a repository's or an editor's own (.git, .cache, .env), which can hold secrets."""
-    return any(part.startswith(".") for part in path.parts)
+def _stays(path: Path) -> bool:
+    """Say whether it is hidden (.git, .cache, .env: they can hold secrets), or of checkpoints that other trainers keep
+    in the model's folder."""
+    return any(part.startswith((".", "checkpoint-")) for part in path.parts)
 
 
 def _of_adapter(path: Path) -> bytes:

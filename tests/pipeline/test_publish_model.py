@@ -243,17 +243,19 @@ def test_model_card_run_and_data_reach_the_hub_and_name_one_another_and_the_toke
     assert "hf_secret_of_ada" not in done.stdout + done.stderr
 
 
-def test_hidden_files_stay_here_and_an_adapter_does_not_say_in_which_folder_its_base_was(run: Path, hub: Any) -> None:
+def test_hidden_files_checkpoints_and_the_folder_of_an_adapters_base_stay_here(run: Path, hub: Any) -> None:
     (run / ".git").mkdir()
     (run / ".git" / "config").write_text("url = https://ada:hf_secret_of_ada@huggingface.co/ada/prm")
     (run / ".env").write_text("HF_TOKEN=hf_secret_of_ada")
+    (run / "checkpoint-500").mkdir()
+    (run / "checkpoint-500" / "optimizer.pt").write_bytes(b"as large as the model, twice")
     (run / "adapter").mkdir()
     base = {"peft_type": "LORA", "base_model_name_or_path": "/home/ada/policy/model"}
     (run / "adapter" / "adapter_config.json").write_text(json.dumps(base))
     done = publish(run, hub)
     assert done.returncode == 0, done.stdout + done.stderr
     model = hub.repositories["models/ada/prm"]
-    assert not any(name.startswith(".") for name in model)
+    assert not any(name.startswith((".", "checkpoint-")) for name in model)
     assert json.loads(model["adapter/adapter_config.json"]) == {**base, "base_model_name_or_path": "model"}
     assert not any(b"/home/ada" in content for content in model.values())
 
