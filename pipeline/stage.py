@@ -85,8 +85,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
         return _complete(output, meta_path)
-    for path in map(Path, paths):
-        meta = path.with_suffix(".meta.json")
+    for path in paths:
+        meta = Path(path).with_suffix(".meta.json")
         if meta.is_file() and meta.resolve() == meta_path.resolve():
             raise BadInput(f"{output}: its {meta_path.name} is that of {path} already: choose another name as output")
     started = time.monotonic()
