@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.steps import Decoder
@@ -289,6 +289,15 @@ def test_a_sliding_window_that_only_long_rows_reach_is_refused_too(small: tuple[
     both([LineStart(prompt, 2)])
     with pytest.raises(BadInput, match="other probabilities from cached keys and values"):
         both([LineStart(prompt, 40)])
+
+
+def test_a_network_of_few_positions_is_checked_as_far_as_it_reads(small: tuple[Any, Any]) -> None:
+    """Its lines end long before a response's room is used up, which is more than it has positions for."""
+    tokenizer, num_words = small[1], small[0].config.vocab_size
+    config = GPT2Config(vocab_size=num_words, n_positions=48, n_embd=32, n_layer=1, n_head=2)
+    ends = list(range(num_words))  # a line is a token
+    search = LineSearch(GPT2LMHeadModel(config).eval(), Decoder(tokenizer), ends, 1.0, line_mass=0.5, max_width=10)
+    assert search([LineStart(tuple(tokenizer("Mia has 5 apples.").input_ids), 100)])[0]
 
 
 def test_less_than_the_allowed_mass_of_a_line_is_given_up(small: tuple[Any, Any]) -> None:

@@ -58,7 +58,8 @@ class CachedRows:
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in added])
         more = torch.arange(longest) < lengths[:, None]
         mask = torch.cat([self.mask, more], dim=1)
-        positions = (self.mask.sum(1)[:, None] + torch.arange(longest)).to(device)
+        places = torch.minimum(torch.arange(longest), lengths[:, None] - 1)  # filler has no position of its own
+        positions = (self.mask.sum(1)[:, None] + places).to(device)
         cache = DynamicCache(self.layers) if self.layers else DynamicCache()
         hidden = model.base_model(
             input_ids=ids.to(device),
@@ -94,7 +95,9 @@ def join_rows(parts: Sequence[CachedRows]) -> CachedRows:
 def check_cache(model: Any, ids: Sequence[int], longest: int) -> None:
     """Raise BadInput where the network gives other probabilities from cached keys and values, in rows of unequal
     lengths of up to `longest` tokens, than in a pass over the whole (layers with a state, scaled logits; sliding
-    windows, which short rows do not show: so `ids` are repeated up to that length)."""
+    windows, which short rows do not show: so `ids` are repeated up to that length, or as far as there are
+    positions)."""
+    longest = min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
     if longest < 2:
         return
     ids = [ids[place % len(ids)] for place in range(longest)]
