@@ -62,14 +62,14 @@ class ModelFacts:
 
 
 def read_facts(model: Path) -> ModelFacts:
-    """Return what a model folder and the run around it (`config.yaml` beside `model/`) say. Raises BadInput where it is
-    no model folder."""
+    """Return what a model folder and the run around it (`config.yaml` and `provenance.yaml` beside `model/`) say. Raises
+    BadInput where it is no model folder."""
     if not (model / "config.json").is_file():
         raise BadInput(f"{model} has no config.json: name a model folder")
     network = json.loads((model / "config.json").read_text())
     run = model.parent
-    config = _yaml(run / "config.yaml")
     origin = _yaml(run / "provenance.yaml")
+    config = _yaml(run / "config.yaml") if origin else {}  # else it is not of a run of ours
     return ModelFacts(
         _kind(model, network, config),
         str(network.get("model_type", "")),

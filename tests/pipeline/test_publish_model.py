@@ -141,6 +141,15 @@ def test_counts_and_hash_of_data_that_changed_since_the_training_are_not_given(r
     assert "| `step_values.jsonl` | not known | changed since, or not there |" in card_of(run)
 
 
+def test_a_config_beside_a_model_that_is_no_run_of_ours_is_neither_read_nor_published(run: Path, hub: Any) -> None:
+    (run.parent / "provenance.yaml").unlink()
+    (run.parent / "config.yaml").write_text("model: ours\nwandb_key: secret_of_ada\n")
+    assert read_facts(run).config == {}
+    done = publish(run, hub)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not any(b"secret_of_ada" in content for content in hub.repositories["models/ada/prm"].values())
+
+
 def test_a_policy_whose_architecture_is_named_as_gpt_2_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
     assert read_facts(tmp_path).kind == "policy"
