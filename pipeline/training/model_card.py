@@ -62,7 +62,7 @@ class ModelFacts:
 
 
 def read_facts(model: Path) -> ModelFacts:
-    """Return what a model folder and the run around it (`config.yaml` and `provenance.yaml` beside `model/`) say. Raises
+    """Return what a model folder and the run around it (`config.yaml` and `provenance.yaml` beside it) say. Raises
     BadInput where it is no model folder."""
     if not (model / "config.json").is_file():
         raise BadInput(f"{model} has no config.json: name a model folder")
