@@ -14,7 +14,7 @@ Write = Callable[[Problem, str], str]
 
 
 class AnsweringServer(FollowingServer):
-    """Over HTTP. Of a prompt that it was told (`learn`) samples are right and wrong by turns, beginning with a
+    """Over HTTP. Of a prompt that it was given (`learn`) samples are right and wrong by turns, beginning with a
     right one for every other prompt; a greedy answer is wrong. Behind a part of a solution comes its rest."""
 
     def __init__(self, path: str, max_model_len: int):
