@@ -124,7 +124,11 @@ def _complete(output: Path, meta_path: Path) -> int:
 def _warn_of_part(path: Path) -> None:
     """Warn of an input whose sampling was cut, or ended behind its pilot: the stage would read a part for the whole."""
     meta = path.with_suffix(".meta.json")
-    if meta.is_file() and json.loads(meta.read_text()).get("is_complete") is False:
+    try:
+        stored = json.loads(meta.read_bytes()) if meta.is_file() else {}
+    except ValueError:
+        return  # a file of somebody else's by that name
+    if isinstance(stored, dict) and stored.get("is_complete") is False:
         log.warning("%s is not complete: the command that writes it goes on; this stage reads what is there", path)
 
 

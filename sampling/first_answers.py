@@ -162,12 +162,10 @@ def _best_kind(rows: Sequence[Trajectory], kind: str) -> tuple[str, float]:
     for other in _READ_RESPONSES:
         if other == kind or (other == "choice" and not rows[0].num_options):
             continue
-        try:
-            graded = [grade_answer(prediction=row.response, gold=row.gold, kind=other, num_options=row.num_options)
-                      for row in rows]  # fmt: skip
-        except BadInput:  # golds of another form
-            continue
-        shares[other] = sum(grade.is_correct for grade in graded)
+        shares[other] = sum(
+            grade_answer(prediction=row.response, gold=row.gold, kind=other, num_options=row.num_options).is_correct
+            for row in rows
+        )
     return next(((other, right / len(rows)) for other, right in shares.most_common(1) if right), ("", 0.0))
 
 

@@ -109,12 +109,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         return 0
     tokenizer = load_tokenizer(config.policy)
     params = with_stop_tokens(params, tokenizer)
-    if isinstance(source, CompletionRequests):
-        check_origin(source.states, config.policy, inputs[config.policy], source.is_of_any_policy)
-    requests: list[SampleRequest] = source.load(task, tokenizer)
-    if isinstance(source, CompletionRequests):
-        source.check_tokens(tokenizer)
-    check_unique(requests)
+    requests = _requests(config, source, task, tokenizer, inputs[config.policy])
     rounds = Rounds(source, output, params.n) if isinstance(source, RoundSource) else None
     if rounds is not None:
         requests = rounds.begin(requests)
@@ -124,10 +119,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         requests = rounds.go_on(requests, finished)
     asked = pilot_of(requests, config.pilot, source) if config.pilot else requests
     done = finished & {request.id for request in asked}
-    first = None
-    if isinstance(source, TrajectoryRequests) and (config.pilot or len(done) < PROBLEMS):
-        first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], len(requests))
-        first.see_file(output, done)  # of a pilot that was cut, or of a run before it
+    first = _first_answers(config, source, task, asked, len(requests), done)
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
@@ -158,6 +150,28 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     tally.before += len(finished) - len(done)
     left = len(requests) - len(asked) - (len(finished) - len(done))
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started, left)
+
+
+def _requests(config: SampleConfig, source: Any, task: Any, tokenizer: Any, fingerprint: str) -> list[SampleRequest]:
+    """Return all requests. Raises BadInput where states are of another policy or tokenizer, or ids stand twice."""
+    if isinstance(source, CompletionRequests):
+        check_origin(source.states, config.policy, fingerprint, source.is_of_any_policy)
+    requests: list[SampleRequest] = source.load(task, tokenizer)
+    if isinstance(source, CompletionRequests):
+        source.check_tokens(tokenizer)
+    check_unique(requests)
+    return requests
+
+
+def _first_answers(
+    config: SampleConfig, source: Any, task: Any, asked: list[SampleRequest], num_problems: int, done: set[str]
+) -> FirstAnswers | None:
+    """Return what looks at a pilot's problems, or at the first ones of a run that has few; None for other requests."""
+    if not isinstance(source, TrajectoryRequests) or not (config.pilot or len(done) < PROBLEMS):
+        return None
+    first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], num_problems)
+    first.see_file(Path(config.output), done)  # of a pilot that was cut, or of a run before it
+    return first
 
 
 def _searches(

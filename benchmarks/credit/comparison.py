@@ -30,7 +30,7 @@ class Curves:
     learning_rate: float
     is_tuned: bool
     seeds: Mapping[int, list[Point]]
-    baseline: str = "grpo"
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) 
 def _cells(row: Row, baseline: str) -> list[Any]:
     curves = row.curves
     rate = f"{curves.learning_rate:g}" + ("" if curves.is_tuned else " (not tuned)")
-    beside = "" if curves.baseline == baseline else f" ({curves.baseline})"
+    beside = "" if curves.baseline in ("", baseline) else f" ({curves.baseline})"
     return [
         curves.method,
         curves.family,

@@ -104,10 +104,14 @@ def _is_data(path: str) -> bool:
 def _data(path: Path, fingerprint: str) -> tuple[str, str, Mapping[str, Any]]:
     if input_fingerprints({"path": str(path)}).get(str(path)) != fingerprint:
         return path.name, "", {}
+    return path.name, file_sha256(path), counts_of(path)
+
+
+def counts_of(path: Path) -> dict[str, Any]:
+    """Return the numbers among the counts of a file's provenance, {} where it has none."""
     meta = path.with_suffix(".meta.json")
     counts = json.loads(meta.read_text()).get("counts", {}) if meta.is_file() else {}
-    numbers = {name: count for name, count in counts.items() if isinstance(count, int | float)}
-    return path.name, file_sha256(path), numbers
+    return {name: count for name, count in counts.items() if isinstance(count, int | float)}
 
 
 def figures_of(document: Any, name: str = "") -> Iterator[Figure]:
@@ -154,13 +158,13 @@ def write_card(
 
 
 def write_data_card(name: str, files: Mapping[str, Mapping[str, Any]], model: str, license_id: str = "") -> str:
-    """Return the card of the data that a model was trained on: its files with their counts, and the model."""
+    """Return the card of a model's data: the files with their counts, and the model."""
     head = {"tags": ["espalier", "reasoning"]} | ({"license": license_id} if license_id else {})
     rows = [f"| `{file}` | {_counts(counts)} |" for file, counts in files.items()]
     return "\n\n".join([
         f"---\n{yaml.safe_dump(head)}---",
         f"# {name}",
-        f"What [{model}](https://huggingface.co/{model}) was trained on: JSON lines, in the formats of Espalier.",
+        f"Data of [{model}](https://huggingface.co/{model}): JSON lines, in the formats of Espalier.",
         "\n".join(["| file | counts |", "|---|---|", *rows]),
     ]) + "\n"  # fmt: skip
 
@@ -220,6 +224,11 @@ def _usage(facts: ModelFacts, name: str) -> str:
             "the logit at its last token, with K + 1 labels the expected share of K under their softmax."
         )
         return f"## Use\n\n```python\n{code}\n```" + (f"\n\n{plain}" if facts.kind == PROCESS else "")
+    if facts.kind == OUTCOME:
+        command = (
+            f"python run_stage.py -cn evaluation/score_responses stage.model={name} input=IN.jsonl output=OUT.jsonl"
+        )
+        return f"## Use\n\nEspalier scores responses with it:\n\n    {command}"
     return ""
 
 

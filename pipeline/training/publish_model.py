@@ -16,7 +16,14 @@ import yaml
 from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.training.model_card import figures_of, read_facts, without_folders, write_card, write_data_card
+from espalier.pipeline.training.model_card import (
+    counts_of,
+    figures_of,
+    read_facts,
+    without_folders,
+    write_card,
+    write_data_card,
+)
 from espalier.runtime.manifest import MANIFEST, weight_files
 
 log = logging.getLogger("stage")
@@ -84,7 +91,7 @@ class PublishModel:
         from espalier.pipeline.training.hub import upload
 
         if self.data_repository:
-            counts = {Path(path).name: _counts(Path(path)) for path in self.data}
+            counts = {Path(path).name: counts_of(Path(path)) for path in self.data}
             text = write_data_card(self.data_repository, counts, self.repository, self.license)
             upload(self.data_repository, "dataset", {Path(path).name: Path(path) for path in self.data}
                    | {"README.md": text.encode()}, self.is_private)  # fmt: skip
@@ -117,12 +124,6 @@ def _short_names(paths: list[str]) -> dict[str, str]:
     while len({row[-number:] for row in parts.values()}) < len({*parts.values()}):
         number += 1
     return {"/".join(row[-number:]): path for path, row in parts.items()}
-
-
-def _counts(path: Path) -> dict[str, Any]:
-    meta = path.with_suffix(".meta.json")
-    found = _read(meta).get("counts", {}) if meta.is_file() else {}
-    return {name: count for name, count in found.items() if isinstance(count, int | float)}
 
 
 def _read(path: str | Path) -> Any:

@@ -32,7 +32,7 @@ from transformers import (
 from espalier.data.batches.collate import collate_tokens
 from espalier.data.batches.packing import Layout, pack_rows, place_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
-from espalier.models import attention_kernels, packed_attention, token_scores
+from espalier.models import attention_kernels, gpu_attention, packed_attention, token_scores
 from espalier.models.attention_kernels import BadAttention
 from espalier.models.gpu_attention import by_flex, by_sequences, flash, key_layout, varlen
 from espalier.models.inputs import model_inputs
@@ -328,6 +328,7 @@ def test_kernels_for_gpus_get_the_keys_of_shared_segments_whatever_the_row_is_ro
 
 def test_a_kernel_that_rounds_whole_precision_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """By a kernel that gives the queries back: what it gets is rounded to bfloat16."""
+    gpu_attention._warn_of_bf16.cache_clear()  # said by no earlier test
     packed = pack_rows([[1, 2, 3], [4, 5]])
     tensors = [torch.randn(1, 2, len(packed.ids), 8) for _ in range(3)]
     echo = by_sequences(lambda tensors, borders, longest, how: tensors[0])

@@ -21,7 +21,9 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import Figure, figures_of, read_facts, without_folders
 from espalier.pipeline.training.publish_model import PublishModel
+from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.run_dir import input_fingerprints
+from espalier.runtime.schemas import StageConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIG = {
@@ -91,6 +93,9 @@ def test_kinds_of_models_are_told_apart(run: Path, tiny_policy: Path, tmp_path: 
     judged = {**CONFIG, "objective": {"_target_": "espalier.training.objectives.bradley_terry.BradleyTerryObjective"}}
     (run.parent / "config.yaml").write_text(yaml.safe_dump(judged))
     assert read_facts(run).kind == "reward model"
+    (command,) = [line for line in card_of(run).splitlines() if "run_stage.py" in line]
+    words = command.split()
+    compose_config(StageConfig, "stage/evaluation/score_responses", words[words.index("-cn") + 2 :])
     with pytest.raises(BadInput, match=r"has no config\.json: name a model folder"):
         read_facts(tmp_path)
 

@@ -178,6 +178,12 @@ def test_an_input_whose_sampling_was_cut_is_warned_of(
     assert ("is not complete: the command that writes it goes on" in caplog.text) is warned
 
 
+@pytest.mark.parametrize("text", ["[1]", "no JSON"])
+def test_somebody_elses_file_by_the_name_of_an_inputs_provenance_does_no_harm(text: str, config: StageConfig) -> None:
+    Path(config.input).with_suffix(".meta.json").write_text(text)
+    assert run_stage(Copy(), None, config) == 0
+
+
 def test_a_stage_that_fails_leaves_nothing_and_can_be_run_again(config: StageConfig, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the stage failed"):
         run_stage(Copy(fails_after=1), None, config)
