@@ -76,6 +76,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
             raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
+        if not Path(path).stat().st_size:
+            log.warning("%s is empty", path)
         _warn_of_part(Path(path))
     if any(output.resolve() == Path(path).resolve() for path in paths):
         raise BadInput(f"{output}: is an input of this stage and would not be written: name another file as output")
@@ -101,6 +103,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
             file.write(result)
     elif result is not None:
         context.counts["rows"] = write_records(output, result)
+        if not context.counts["rows"]:
+            log.warning("%s has no rows", output)
     for folder in context.kept:
         shutil.rmtree(folder)
     seconds = time.monotonic() - started

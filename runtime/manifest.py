@@ -58,9 +58,9 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"files": rows}, indent=1) + "\n")
 
 
-def find_damage(folder: Path) -> str:
+def find_damage(folder: Path, *, is_whole: bool = True) -> str:
     """Return what is wrong with a folder that has a manifest, in a few words; "" where every byte is as it was
-    written."""
+    written. Files that the manifest does not name are wrong where it `is_whole`."""
     path = folder / MANIFEST
     if not path.is_file():
         return f"it has no {MANIFEST}"
@@ -75,7 +75,7 @@ def find_damage(folder: Path) -> str:
         if (folder / name).stat().st_size != size:
             return f"{name} has {(folder / name).stat().st_size} bytes, not {size}"
     strange = [path for path in _files(folder) if str(path.relative_to(folder)) not in expected]
-    if strange:
+    if strange and is_whole:
         return f"{strange[0].relative_to(folder)} does not belong to it"
     with ThreadPoolExecutor() as pool:
         try:

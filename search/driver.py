@@ -2,11 +2,13 @@
 budget is spent."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from espalier.data.records import BadInput
 from espalier.search.asks import Expand, SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.expander import Expander
@@ -60,7 +62,7 @@ async def search_tree(
 
 async def score_nodes(nodes: Sequence[Node], expander: Expander, scorer: Scorer, budget: Budget) -> bool:
     """Have nodes scored that have no score yet, with those on their way where their rank is made of these too; say
-    whether the budget paid for all."""
+    whether the budget paid for all. Raises BadInput on a score that is no number."""
     if not nodes:
         return True
     tree = nodes[0].tree
@@ -70,6 +72,9 @@ async def score_nodes(nodes: Sequence[Node], expander: Expander, scorer: Scorer,
     tree.num_scores += len(paid)
     tree.num_scored_tokens += sum(map(count_unread, paid))
     for node, score in zip(paid, await scorer.score(paid, expander) if paid else [], strict=True):
+        if not math.isfinite(score):
+            raise BadInput(f"the scorer gave node {node.number} of problem '{tree.problem.id}' the score {score}: the "
+                           "weights of its model are damaged, or too large for its precision")  # fmt: skip
         node.score = score
     return len(paid) == len(todo)
 

@@ -17,13 +17,15 @@ from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput
 from espalier.runtime.run_dir import input_fingerprints
 
-POLICY, PROCESS, OUTCOME, TWO_POLICIES, OTHER = (
+POLICY, VERIFIER, PROCESS, OUTCOME, TWO_POLICIES, OTHER = (
     "policy",
+    "generative verifier",
     "process reward model",
     "reward model",
     "two policies",
     "network",
 )
+_WRITERS = POLICY, VERIFIER
 _OUTCOME_OBJECTIVES = ("outcome_reward", "bradley_terry", "hinge")
 _SHOWN = ("objective", "update", "optimizer", "lora", "deepspeed", "precision", "max_steps", "num_epochs", "seed",
           "num_iterations", "advantage", "reward", "kl", "rollout", "task")  # fmt: skip
@@ -90,7 +92,8 @@ def _kind(model: Path, network: Mapping[str, Any], config: Mapping[str, Any]) ->
     if (model / "log_ratio_reward.json").is_file():
         return TWO_POLICIES
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return POLICY
+        examples = str((config.get("examples") or {}).get("_target_", ""))
+        return VERIFIER if examples.endswith("VerifierExamples") else POLICY
     objective = str((config.get("objective") or {}).get("_target_", ""))
     if architecture.endswith("ForSequenceClassification") or any(name in objective for name in _OUTCOME_OBJECTIVES):
         return OUTCOME
@@ -171,8 +174,8 @@ def write_data_card(name: str, files: Mapping[str, Mapping[str, Any]], model: st
 
 def _front_matter(facts: ModelFacts, license_id: str, data_repository: str) -> str:
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["espalier", "reasoning", *_tags(facts.kind)]}
-    if facts.kind in (POLICY, PROCESS):
-        head["pipeline_tag"] = "text-generation" if facts.kind == POLICY else "token-classification"
+    if facts.kind in (*_WRITERS, PROCESS):
+        head["pipeline_tag"] = "text-generation" if facts.kind in _WRITERS else "token-classification"
     if _is_hub_name(facts.base):
         head["base_model"] = facts.base
     if license_id:
@@ -183,9 +186,12 @@ def _front_matter(facts: ModelFacts, license_id: str, data_repository: str) -> s
 
 
 def _tags(kind: str) -> list[str]:
-    return {PROCESS: ["process-reward-model"], TWO_POLICIES: ["process-reward-model"], OUTCOME: ["reward-model"]}.get(
-        kind, []
-    )
+    return {
+        VERIFIER: ["generative-verifier"],
+        PROCESS: ["process-reward-model"],
+        TWO_POLICIES: ["process-reward-model"],
+        OUTCOME: ["reward-model"],
+    }.get(kind, [])
 
 
 def _is_hub_name(path: str) -> bool:
@@ -196,6 +202,7 @@ def _what(facts: ModelFacts) -> str:
     base = f", trained from `{shown_path(facts.base)}`" if facts.base else ""
     said = {
         POLICY: "A language model that writes solutions step by step",
+        VERIFIER: "A generative verifier: a language model that writes whether a solution is right",
         PROCESS: "A process reward model: its score of a step, from 0 to 1, estimates how likely a solution is to end "
         "right from there",
         OUTCOME: "A reward model: one score for a whole response",
@@ -224,6 +231,9 @@ def _usage(facts: ModelFacts, name: str) -> str:
             "the logit at its last token, with K + 1 labels the expected share of K under their softmax."
         )
         return f"## Use\n\n```python\n{code}\n```" + (f"\n\n{plain}" if facts.kind == PROCESS else "")
+    if facts.kind == VERIFIER:
+        command = f"python run_stage.py -cn prm/score_by_verifier stage.model={name} input=IN.jsonl output=OUT.jsonl"
+        return f"## Use\n\nEspalier scores solutions with it, here without rationales:\n\n    {command}"
     if facts.kind == OUTCOME:
         command = (
             f"python run_stage.py -cn evaluation/score_responses stage.model={name} input=IN.jsonl output=OUT.jsonl"

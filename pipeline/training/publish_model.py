@@ -24,7 +24,7 @@ from espalier.pipeline.training.model_card import (
     write_card,
     write_data_card,
 )
-from espalier.runtime.manifest import MANIFEST, weight_files
+from espalier.runtime.manifest import MANIFEST, find_damage, weight_files
 
 log = logging.getLogger("stage")
 
@@ -65,7 +65,7 @@ class PublishModel:
 
     def run(self, input_path: str, context: StageContext) -> str:
         """Return the card, after everything that is asked for is on the hub. Raises BadInput where there is an input, a
-        file has no figure, or the hub refuses."""
+        file has no figure, the folder is damaged, or the hub refuses."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads a model: set stage.model, leave input empty")
         folder = Path(self.model)
@@ -80,6 +80,9 @@ class PublishModel:
                           data_repository=self.data_repository)  # fmt: skip
         context.counts.update(kind=facts.kind, figures=sum(map(len, figures.values())), data_files=len(facts.data))
         if self.repository:
+            if (folder / MANIFEST).is_file() and (damage := find_damage(folder, is_whole=False)):
+                raise BadInput(f"{folder} is not as its run wrote it ({damage}) and is not published: export it "
+                               f"again, or remove its {MANIFEST} where the change is meant")  # fmt: skip
             known = {digest for _, digest, _ in facts.data}
             for path in (path for path in self.data if file_sha256(path) not in known):
                 log.warning("%s is not what the model's run was trained on, as far as its provenance.yaml says", path)

@@ -22,6 +22,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import Figure, figures_of, read_facts, without_folders
 from espalier.pipeline.training.publish_model import PublishModel
 from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.manifest import write_manifest
 from espalier.runtime.run_dir import input_fingerprints
 from espalier.runtime.schemas import StageConfig
 
@@ -42,7 +43,7 @@ def run(tmp_path: Path, tiny_policy: Path) -> Path:
     model = tmp_path / "prm" / "model"
     load_process_reward(str(tiny_policy), num_labels=1).save_pretrained(model)
     load_tokenizer(str(tiny_policy)).save_pretrained(model)
-    (model / "manifest.json").write_text("{}")
+    write_manifest(model)
     values = tmp_path / "step_values.jsonl"
     values.write_text('{"id": "a"}\n')
     values.with_suffix(".meta.json").write_text(json.dumps({"counts": {"rows": 1200, "mean": 0.5}}))
@@ -90,6 +91,16 @@ def test_kinds_of_models_are_told_apart(run: Path, tiny_policy: Path, tmp_path: 
     (run / "log_ratio_reward.json").write_text("{}")
     assert read_facts(run).kind == "two policies"
     (run / "log_ratio_reward.json").unlink()
+    verifying = {**CONFIG, "examples": {"_target_": "espalier.data.examples.verifier_examples.VerifierExamples"}}
+    facts = read_facts(tiny_policy)
+    (run.parent / "config.yaml").write_text(yaml.safe_dump(verifying))
+    network = (run / "config.json").read_text()
+    (run / "config.json").write_text((tiny_policy / "config.json").read_text())
+    assert (facts.kind, read_facts(run).kind) == ("policy", "generative verifier")
+    (command,) = [line for line in card_of(run).splitlines() if "run_stage.py" in line]
+    words = command.split()
+    compose_config(StageConfig, "stage/prm/score_by_verifier", words[words.index("-cn") + 2 :])
+    (run / "config.json").write_text(network)
     judged = {**CONFIG, "objective": {"_target_": "espalier.training.objectives.bradley_terry.BradleyTerryObjective"}}
     (run.parent / "config.yaml").write_text(yaml.safe_dump(judged))
     assert read_facts(run).kind == "reward model"
@@ -272,6 +283,16 @@ def test_hidden_files_checkpoints_and_the_folder_of_an_adapters_base_stay_here(r
     assert not any(name.startswith((".", "checkpoint-")) for name in model)
     assert json.loads(model["adapter/adapter_config.json"]) == {**base, "base_model_name_or_path": "model"}
     assert not any(b"/home/ada" in content for content in model.values())
+
+
+def test_a_model_that_is_not_as_its_run_wrote_it_is_not_published(run: Path) -> None:
+    weights = run / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(BadInput, match=r"not as its run wrote it \(model\.safetensors has other bytes than were"):
+        card_of(run, repository="ada/prm")
+    (run / "README.md").write_text("mine")
+    (run / "manifest.json").unlink()  # the change is meant, or the model is of another toolkit
+    assert card_of(run)
 
 
 def test_data_that_the_model_was_not_trained_on_are_warned_of(run: Path, hub: Any) -> None:

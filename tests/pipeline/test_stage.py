@@ -178,6 +178,15 @@ def test_an_input_whose_sampling_was_cut_is_warned_of(
     assert ("is not complete: the command that writes it goes on" in caplog.text) is warned
 
 
+def test_an_empty_input_and_an_output_without_rows_are_warned_of(
+    config: StageConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(config.input).write_text("")
+    assert run_stage(Copy(), None, config) == 0
+    assert f"{config.input} is empty" in caplog.text
+    assert f"{config.output} has no rows" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["[1]", "no JSON"])
 def test_somebody_elses_file_by_the_name_of_an_inputs_provenance_does_no_harm(text: str, config: StageConfig) -> None:
     Path(config.input).with_suffix(".meta.json").write_text(text)

@@ -1,7 +1,7 @@
 """Every method against what the whole table of solutions says."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from espalier.data.search_tree import SearchTree
 from espalier.sampling.client import SamplingParams
 from espalier.search.budget import Budget
 from espalier.search.choices import choose_solution
+from espalier.search.expander import Expander
 from espalier.search.methods.dvts import DVTS
 from espalier.search.methods.lookahead import Lookahead
 from espalier.search.methods.mcts import MCTS
@@ -342,3 +343,16 @@ def test_answers_of_log_odds_are_right_from_one_half_on(sampler: Make) -> None:
 
     tree, _, _ = searched(sampler({"# 1": 1.0}), OmegaPRM(1, 4), Even())
     assert tree.root.value == 1.0
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_no_number_ends_a_search_at_its_node(score: float, sampler: Make) -> None:
+    class Damaged(TableScorer):
+        async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
+            return [score for _ in nodes]
+
+    table = sampler()
+    with pytest.raises(
+        BadInput, match=f"node 1 of problem 'p' the score {score}: the weights of its model are damaged"
+    ):
+        searched(table, StepBeam(2, 2), Damaged(table, "1"))
