@@ -72,6 +72,11 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
         if attention not in ("", "eager", "sdpa"):
             raise CheckFailed(f"model.attention={attention} needs a CUDA GPU, and there is none: set "
                               "model.attention=sdpa")  # fmt: skip
+        from espalier.models.precision import has_fast_bf16
+
+        if precision == "bf16" and not has_fast_bf16("cpu"):
+            raise CheckFailed("precision=bf16, which this CPU multiplies some 40 times slower than float32: leave "
+                              "precision out, or set precision=fp32")  # fmt: skip
         return f"no GPU: {len(os.sched_getaffinity(0))} CPU cores"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if precision == "bf16" and not torch.cuda.is_bf16_supported():

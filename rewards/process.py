@@ -16,6 +16,7 @@ from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.models.inputs import model_inputs
 from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
+from espalier.models.precision import autocast
 from espalier.models.scalar_head import ScoresSteps, load_process_reward, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
 
@@ -30,7 +31,7 @@ def row_logits(
     for batch in in_batches(rows, is_packed, batch_tokens):
         placed = place_rows([rows[index] for index in batch], Layout("shared" if is_packed else "padded", pad_id))
         inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device):
             logits = all_logits(model, inputs).flatten(0, 1).cpu()
         yield [(index, logits[path]) for path, index in zip(placed.paths, batch, strict=True)]
 

@@ -18,6 +18,7 @@ from espalier.data.records import BadInput
 from espalier.models.inputs import network
 from espalier.models.logits import response_values
 from espalier.models.packing_check import packs_rows
+from espalier.models.precision import autocast
 from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss
 from espalier.rl.learner import write_model
@@ -26,7 +27,7 @@ from espalier.rl.row_shares import deal_rows, micro_batches, most_passes, taker
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import is_main_rank, rank
 from espalier.runtime.schemas import CriticConfig
-from espalier.training.engine import BadCheckpoint, Engine, autocast
+from espalier.training.engine import BadCheckpoint, Engine
 from espalier.training.schedule import check_schedule, learning_rate
 from espalier.training.sums import NotFinite, Sums
 from espalier.values.explained_variance import explained_variance

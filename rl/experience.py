@@ -19,13 +19,13 @@ from espalier.data.batches.packing import pad_rows
 from espalier.models.logits import all_logits
 from espalier.models.logprobs import response_logprobs
 from espalier.models.packing_check import packs_rows
+from espalier.models.precision import autocast
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.distributed import rank
-from espalier.training.engine import autocast
 
 
 def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

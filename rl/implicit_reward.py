@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from espalier.models.packing_check import packs_rows
+from espalier.models.precision import autocast
 from espalier.rl.experience import RowScorer, empty_loss, policy_logprobs
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import write_model
@@ -27,7 +28,7 @@ from espalier.rl.training_engines import load_trained, make_training_engine
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import rank
 from espalier.runtime.schemas import ImplicitRewardConfig, RLConfig
-from espalier.training.engine import Engine, autocast
+from espalier.training.engine import Engine
 from espalier.training.objectives.implicit_ce import implicit_ce_losses
 from espalier.training.sums import NotFinite, Sums
 

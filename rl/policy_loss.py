@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from espalier.data.records import BadInput
 from espalier.models.logprobs import logit_scores
+from espalier.models.precision import autocast
 from espalier.rl.experience import policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, divergence, full_divergence
 from espalier.rl.learner import UpdateSums
@@ -19,7 +20,7 @@ from espalier.rl.losses import CORRECTIONS, LEVELS, NORMALISERS, clipped_surroga
 from espalier.rl.row_shares import taker
 from espalier.rl.types import Experience
 from espalier.runtime.schemas import RLConfig
-from espalier.training.engine import Engine, autocast
+from espalier.training.engine import Engine
 
 
 @dataclass

@@ -21,10 +21,11 @@ import torch
 
 from espalier.models.in_parts import is_part, loaded_in_parts
 from espalier.models.packing_check import packing_of
+from espalier.models.precision import autocast, is_bf16
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
 from espalier.training.deepspeed_checkpoint import TAG, for_any_ranks, num_ranks_of
 from espalier.training.deepspeed_library import library
-from espalier.training.engine import BadCheckpoint, autocast, named_weights
+from espalier.training.engine import BadCheckpoint, named_weights
 from espalier.training.shards import GatheredWeights, Shards
 
 
@@ -140,7 +141,8 @@ class DeepSpeedEngine:
     def computing_in(self, precision: str) -> Iterator[None]:
         """Have forward passes computed in bf16 or fp32, whichever of them the run has: DeepSpeed sets its own."""
         config = self.model._config
-        before, config.torch_autocast_enabled = config.torch_autocast_enabled, precision == "bf16"
+        before = config.torch_autocast_enabled
+        config.torch_autocast_enabled = is_bf16(precision, self.device.type)
         try:
             with autocast(self.device, precision):
                 yield
@@ -242,7 +244,8 @@ def loading(settings: Mapping[str, Any] | None, precision: str = "") -> Abstract
         limit_all_groups()
         first.append(parameter)
 
-    return loaded_in_parts(cut, is_half=precision == "bf16")
+    is_half = bool(precision) and is_bf16(precision, device().type)
+    return loaded_in_parts(cut, is_half=is_half)
 
 
 def _read_only(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,4 +285,4 @@ def whole_weights(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any
 
 def _autocast(precision: str) -> dict[str, Any]:
     """DeepSpeed switches autocast of the caller's off."""
-    return {"enabled": precision == "bf16", "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    return {"enabled": is_bf16(precision, device().type), "dtype": "bfloat16", "lower_precision_safe_modules": []}

@@ -6,14 +6,14 @@ over ranks, never averaged.
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from espalier.models.precision import autocast
 from espalier.runtime.distributed import is_main_rank, sum_gradients
 
 if TYPE_CHECKING:
@@ -24,21 +24,6 @@ class BadCheckpoint(ValueError):
     """A checkpoint that is not there, is damaged, or does not belong to this run."""
 
     exit_code = 2
-
-
-class BadPrecision(ValueError):
-    """A precision that does not exist."""
-
-    exit_code = 2
-
-
-@contextmanager
-def autocast(device: torch.device, precision: str) -> Iterator[None]:
-    """Compute with bf16 matrix products over float32 master weights, or plain fp32. Raises BadPrecision on others."""
-    if precision not in ("bf16", "fp32"):
-        raise BadPrecision(f"precision must be bf16 or fp32, got '{precision}'")
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        yield
 
 
 class Engine(Protocol):

@@ -22,11 +22,12 @@ from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.stored_examples import fingerprint_of
 from espalier.data.records import BadInput
+from espalier.models.precision import autocast
 from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.training import checkpoint
-from espalier.training.engine import Engine, autocast
+from espalier.training.engine import Engine
 from espalier.training.objectives.objective import MeasuresStep, Objective
 from espalier.training.reference_logprobs import ReferenceLogprobs
 from espalier.training.schedule import num_steps, rate_at

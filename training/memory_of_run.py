@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, is_reward_model, load_config
+from espalier.models.precision import is_bf16
 from espalier.models.token_scores import MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import TrainConfig
@@ -110,10 +111,10 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
     }
 
 
-def numbers_of_reference(shape: Shape, precision: str) -> int:
-    """Return how many float32 numbers take the room of a frozen network that ZeRO-3 cuts: in bf16 all but its
+def numbers_of_reference(shape: Shape, is_half: bool) -> int:
+    """Return how many float32 numbers take the room of a frozen network that ZeRO-3 cuts: of a run in bf16 all but its
     embeddings is held in halves."""
-    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if precision == "bf16" else shape.parameters
+    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if is_half else shape.parameters
 
 
 def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float, is_gpu: bool) -> Setup:
@@ -126,12 +127,13 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
     has_reference = reference and is_online and not (config.lora and reference.get("path") == config.model["path"])
     is_cut = cutting_of(config.deepspeed, num_ranks, is_gpu)["stage"] == 3
     read = of_node(reference).shape if has_reference else None
+    is_half = is_bf16(config.precision, "cuda" if is_gpu else "cpu")
     return Setup(
         (of_node(config.model, config.lora),),
         work,
         frozen=read.parameters if read is not None and not is_cut else 0,
-        frozen_cut=numbers_of_reference(read, config.precision) if read is not None and is_cut else 0,
-        is_bf16=config.precision == "bf16",
+        frozen_cut=numbers_of_reference(read, is_half) if read is not None and is_cut else 0,
+        is_bf16=is_half,
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         **cutting_of(config.deepspeed, num_ranks, is_gpu),

@@ -17,8 +17,8 @@ from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprob
 from espalier.data.records import BadInput
 from espalier.models.logits import all_logits
 from espalier.models.logprobs import response_logprobs
+from espalier.models.precision import autocast
 from espalier.models.scalar_head import scores_from_logits
-from espalier.training.engine import autocast
 
 Prediction = ResponseLogprobs | PairLogprobs | StepPredictions | RewardPrediction | PairRewards
 

@@ -15,6 +15,7 @@ from espalier.models.load import positions_of
 from espalier.models.logits import one_by_one, reads_at
 from espalier.models.logprobs import head_answers, plain_head
 from espalier.models.packing_check import packing_of
+from espalier.models.precision import AUTO, FP32, autocast
 from espalier.models.published.reads import Read
 from espalier.models.published.table import POLICIES, PublishedPRM
 from espalier.models.token_scores import MAX_SCORES
@@ -79,7 +80,7 @@ class PublishedScorer:
         placed = place_rows(rows, Layout("shared" if is_packed else "padded", int(self.tokenizer.pad_token_id)))
         inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
         positions = torch.cat([path[torch.tensor(own)] for path, own in zip(placed.paths, places, strict=True)])
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with autocast(device, AUTO if self.dtype == torch.bfloat16 else FP32):
             read = read_at(self.model, inputs, positions.to(device), self.row.read, self.tokenizer)
         numbers = iter([round(float(value), _DIGITS) for value in read])
         return [[next(numbers) for _ in own] for own in places]

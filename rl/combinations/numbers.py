@@ -3,6 +3,7 @@
 import logging
 from operator import attrgetter
 
+from espalier.models.precision import PRECISIONS
 from espalier.rl.combinations.components import demand
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.schemas import RLConfig
@@ -28,7 +29,7 @@ def check_numbers(config: RLConfig) -> None:
         number = attrgetter(key)(config)
         demand(number <= 0 or evaluates, f"{key}={number} goes by evaluations, and evaluation.every="
                f"{config.evaluation.every} makes none: set evaluation.every, or {key}=0")  # fmt: skip
-    demand(config.precision in ("bf16", "fp32"), f"precision must be bf16 or fp32, got '{config.precision}'")
+    demand(config.precision in PRECISIONS, f"precision must be auto, bf16 or fp32, got '{config.precision}'")
     demand(
         config.update.whitening in WHITENINGS,
         f"update.whitening must be one of {', '.join(WHITENINGS)}, got '{config.update.whitening}'",

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from espalier.models.precision import autocast
 from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.weight_buckets import Kinds, kinds_of
-from espalier.training.engine import autocast, named_weights
+from espalier.training.engine import named_weights
 
 T = TypeVar("T")
 

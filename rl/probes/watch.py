@@ -15,6 +15,7 @@ import torch
 
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
+from espalier.models.precision import autocast
 from espalier.rl.experience import device_of, policy_logits
 from espalier.rl.probes.checks import (
     TEMPERATURE,
@@ -35,7 +36,6 @@ from espalier.rl.probes.rounding import rounded
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SamplingParams
-from espalier.training.engine import autocast
 
 log = logging.getLogger(__name__)
 

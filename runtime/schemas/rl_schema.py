@@ -290,8 +290,8 @@ class RLConfig:
     engine: RLEngineConfig = field(default_factory=RLEngineConfig)
     optimizer: Any = MISSING
     """the policy's optimizer and its settings, but for the learning rate"""
-    precision: str = "bf16"
-    """bf16 or fp32, of the computation; weights stay float32"""
+    precision: str = "auto"
+    """bf16 or fp32, of the computation, or auto: bf16 where this machine multiplies it fast; weights stay float32"""
     deepspeed: Any = None
     """DeepSpeed's own JSON, for the policy and the critic alike; null for one process, or several with plain sums of
     gradients"""

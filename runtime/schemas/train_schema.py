@@ -109,8 +109,8 @@ class TrainConfig:
     reference_logprobs: str = "auto"
     """log-probs of the reference that preferences are compared with: precomputed before the first step (and the
     reference's weights let go), online in every step, or auto: precomputed where an example is read more than once"""
-    precision: str = "bf16"
-    """bf16 or fp32, of the computation; weights stay float32"""
+    precision: str = "auto"
+    """bf16 or fp32, of the computation, or auto: bf16 where this machine multiplies it fast; weights stay float32"""
     deepspeed: Any = None
     """DeepSpeed's own JSON; null for one process, or several with plain sums of gradients"""
     lora: Any = None

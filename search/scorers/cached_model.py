@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from espalier.data.steps import StepTokens
+from espalier.models.precision import autocast
 from espalier.models.row_limits import longest_together, unseen_limit
 from espalier.models.scalar_head import scores_from_logits
 from espalier.rewards.engine_scores import LARGEST_GAP
@@ -92,7 +93,7 @@ class CachedScoredModel:
         found: list[list[float]] = []
         for k, (row, (num, _)) in enumerate(zip(rows, known, strict=True)):
             places = [len(row.prompt_ids) + end - 1 - num for end in row.step_ends]
-            with torch.autocast(hidden.device.type, torch.bfloat16):
+            with autocast(hidden.device):
                 logits = self.network.get_submodule("score")(hidden[k, places])
             found.append([round(float(value), 6) for value in scores_from_logits(logits.cpu())])
             self._kept[tuple(row.prompt_ids)][tuple(row.response_ids)] = longer.pick(torch.tensor([k]))
@@ -100,7 +101,7 @@ class CachedScoredModel:
 
     def _extend(self, parts: Sequence[CachedRows], added: Sequence[Sequence[int]]) -> tuple[torch.Tensor, CachedRows]:
         rows = join_rows(parts)
-        with torch.autocast(next(self.network.parameters()).device.type, torch.bfloat16):
+        with autocast(next(self.network.parameters()).device):
             return rows.extend_hidden(self.network, added)
 
     def _longest(self, row: StepTokens) -> tuple[int, CachedRows | None]:
@@ -132,7 +133,7 @@ class CachedScoredModel:
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # of a network without such a cache
             log.info("scores are computed of whole texts: keys and values cannot be kept (%s)", error)
             return False
-        with torch.autocast(hidden.device.type, torch.bfloat16):
+        with autocast(hidden.device):
             logits = self.network.get_submodule("score")(hidden[0, [place - cut]])
         gap = abs(float(scores_from_logits(logits.cpu())[0]) - whole)
         if gap > LARGEST_GAP:

@@ -13,11 +13,12 @@ from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import PairExample, TokenExample
 from espalier.models.load import BadModel, load_policy, load_reference
 from espalier.models.lora import Lora, base_of_adapter, merge_adapter
+from espalier.models.precision import autocast
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
-from espalier.training.engine import TorchEngine, autocast, load_weights, trained_tensors
+from espalier.training.engine import TorchEngine, load_weights, trained_tensors
 from espalier.training.loop import Loop
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.sft import SupervisedFineTuning

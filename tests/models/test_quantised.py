@@ -15,12 +15,13 @@ from espalier.data.batches.loader import Loader
 from espalier.data.examples.token_examples import TokenExample
 from espalier.models.load import load_policy
 from espalier.models.lora import Lora, base_of_adapter, merge_adapter, write_bits
+from espalier.models.precision import autocast
 from espalier.models.quantised import round_weights
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
-from espalier.training.engine import TorchEngine, autocast, trained_tensors
+from espalier.training.engine import TorchEngine, trained_tensors
 from espalier.training.loop import Loop
 from espalier.training.objectives.sft import SupervisedFineTuning
 

@@ -180,7 +180,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
         ({"micro_batch_tokens": -1}, "micro_batch_tokens must be at least 0"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
-        ({"precision": "fp16"}, "precision must be bf16 or fp32"),
+        ({"precision": "fp16"}, "precision must be auto, bf16 or fp32"),
         ({"whitening": "black"}, "whitening must be one of"),
         ({"advantage": PPO, "critic": CriticConfig(num_warmup_iterations=10)}, "num_iterations=10 leaves the policy"),
         ({"reward": node("espalier.rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),

@@ -29,7 +29,7 @@ VINE = {
     "params.temperature": 0.6, "params.max_tokens": 1024, "rollout.num_problems": 64, "rollout.group_size": 8,
     "update.num_epochs": 2, "update.minibatch_size": 64, "update.learning_rate": 1e-6, "update.schedule": "linear",
     "update.clip_low": 0.2, "update.clip_high": 0.2, "update.max_grad_norm": 1.0, "update.whitening": "standard",
-    "update.max_mean_ratio": 10.0, "update.loss_aggregation": "token", "precision": "bf16",
+    "update.max_mean_ratio": 10.0, "update.loss_aggregation": "token", "precision": "auto",
     "optimizer.betas": [0.9, 0.999], "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0,
     "kl.coefficient": 1e-4, "kl.kind": "k3", "kl.place": "loss", "kl.max_token": 10.0, "kl.target": 0.0,
     "reward.right": 1.0, "reward.wrong": 0.0, "model.gradient_checkpointing": True,
@@ -69,7 +69,7 @@ TULU = {
 LPR = {
     "task._target_": "espalier.data.tasks.logical_reading.LogiQA2",
     "params.temperature": 1.0, "params.max_tokens": 2048,
-    "update.clip_low": 0.2, "update.clip_high": 0.2, "update.whitening": "none", "precision": "bf16",
+    "update.clip_low": 0.2, "update.clip_high": 0.2, "update.whitening": "none", "precision": "auto",
 }  # fmt: skip
 
 RECIPES: dict[str, dict[str, Any]] = {

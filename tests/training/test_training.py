@@ -18,11 +18,12 @@ from espalier.data.examples.stored_examples import longest_of
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy, load_reference
+from espalier.models.precision import BadPrecision
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
-from espalier.training.engine import BadPrecision, TorchEngine
+from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
 from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.bradley_terry import BradleyTerry
@@ -443,7 +444,7 @@ def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
 def test_a_misspelt_schedule_or_precision_fails_in_the_first_step(tiny_policy: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="schedule must be one of constant, linear, cosine, got 'cosin'"):
         make_loop(tiny_policy, tmp_path, schedule="cosin").run()
-    with pytest.raises(BadPrecision, match="precision must be bf16 or fp32, got 'fp16'"):
+    with pytest.raises(BadPrecision, match="precision must be auto, bf16 or fp32, got 'fp16'"):
         make_loop(tiny_policy, tmp_path, precision="fp16").run()
 
 

@@ -65,6 +65,12 @@ def test_five_hundred_hostile_answers_are_graded_in_time_and_memory(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def _cpu_seconds(case: Hostile) -> float:
+    started = time.process_time()
+    grade(case)
+    return time.process_time() - started
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_pattern_backtracks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU seconds of this process alone; the symbolic workers, which a deadline bounds, are left out."""
@@ -73,9 +79,9 @@ def test_no_pattern_backtracks(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
         for length in (3_900, 19_000):
             text = bomb(length)
             for prediction, gold in ((text, GOLDS.get(kind, "12")), ("\\boxed{x+1}", text)):
-                started = time.process_time()
-                grade(Hostile(prediction, gold, kind, "bomb", 4))
-                assert time.process_time() - started < 0.4, (length, prediction[:40], gold[:40])
+                case = Hostile(prediction, gold, kind, "bomb", 4)
+                # the shortest of three on a busy machine: a pattern that backtracks takes as long each time
+                assert any(_cpu_seconds(case) < 0.4 for _ in range(3)), (length, prediction[:40], gold[:40])
 
 
 @pytest.mark.parametrize("kind", KINDS)

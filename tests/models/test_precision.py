@@ -1,0 +1,69 @@
+"""What matrix products are computed in where nobody says it: bfloat16 where the device multiplies it fast."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, say_precision
+from espalier.runtime.schemas import RLConfig, TrainConfig
+from espalier.training.deepspeed_engine import _autocast
+from tests.support.rl_cases import root_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[True, False])
+def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """A CPU that multiplies bfloat16 fast, and one that does not."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: request.param)
+    has_fast_bf16.cache_clear()
+    yield request.param
+    has_fast_bf16.cache_clear()
+
+
+@pytest.mark.parametrize("schema", [TrainConfig, RLConfig])
+def test_a_run_computes_in_what_its_machine_multiplies_fast(schema: type, is_fast: bool) -> None:
+    precision = root_config(schema).precision
+    a = torch.eye(2)
+    with autocast(CPU, precision):
+        assert (a @ a).dtype is (torch.bfloat16 if is_fast else torch.float32)
+    assert _autocast(precision)["enabled"] is is_fast
+
+
+def test_what_is_asked_for_by_name_is_done(is_fast: bool) -> None:
+    assert is_bf16("bf16", "cpu")
+    assert not is_bf16("fp32", "cpu")
+    for call in (lambda: is_bf16("fp16", "cpu"), lambda: autocast(CPU, "fp16").__enter__()):
+        with pytest.raises(BadPrecision, match="precision must be auto, bf16 or fp32, got 'fp16'"):
+            call()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+def test_a_gpu_that_is_planned_for_multiplies_it_fast(is_fast: bool) -> None:
+    assert is_bf16("auto", "cuda")
+
+
+def test_float32_by_itself_is_said_and_slow_bfloat16_by_name_is_warned_of(
+    is_fast: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for precision in ("auto", "bf16", "fp32"):
+        say_precision(precision, CPU)
+    said = [(record.levelname, record.message[:22]) for record in caplog.records]
+    assert said == ([] if is_fast else [("INFO", "computing in float32: "), ("WARNING", "precision=bf16, which ")])
+
+
+def test_the_faster_one_is_taken_here() -> None:
+    """Measured, five times: what torch says of the machine is what it does."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, times = torch.ones(192, 192, dtype=dtype), []
+        for _ in range(6):
+            began = time.perf_counter()
+            a @ a
+            times.append(time.perf_counter() - began)
+        seconds[dtype] = min(times[1:])
+    assert has_fast_bf16("cpu") is (seconds[torch.bfloat16] < 8 * seconds[torch.float32])
