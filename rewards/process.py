@@ -24,8 +24,8 @@ from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clippe
 def row_logits(
     model: Any, rows: Sequence[Sequence[int]], pad_id: int, batch_tokens: int
 ) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Batch by batch: (number of a row, its logits [T, L] on the CPU), in bf16, without padding where the network
-    allows it. Call it in inference mode."""
+    """Batch by batch: (number of a row, its logits [T, L] on the CPU), in bf16 where the device does it fast,
+    without padding where the network allows it. Call it in inference mode."""
     device = next(model.parameters()).device
     is_packed = packing_of(model).choice_for(max(map(len, rows), default=0)) == "packed"
     for batch in in_batches(rows, is_packed, batch_tokens):
