@@ -18,6 +18,7 @@ from espalier.data.steps import StepTokens
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
+from espalier.models.precision import has_fast_bf16
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import run_stage
@@ -71,7 +72,11 @@ def test_engines_write_the_file_that_transformers_write(
     assert len(engines.asked) == 4 + 4 + 12  # checked twice; equal ones once, none without steps
     assert not engines.is_open
     counts = json.loads((tmp_path / "out.meta.json").read_text())["counts"]
-    assert 0 < counts.pop("largest_gap") < 0.01
+    gap = counts.pop("largest_gap")
+    assert gap < 0.01
+    assert (gap > 1e-5) is has_fast_bf16(
+        "cpu"
+    )  # these engines compute in float32, and so does a CPU that is slow at bf16
     assert counts == json.loads((tmp_path / "alone.meta.json").read_text())["counts"]
     assert not (tmp_path / "out.jsonl.parts").exists()
 
