@@ -290,6 +290,7 @@ def test_a_model_that_is_not_as_its_run_wrote_it_is_not_published(run: Path) -> 
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     with pytest.raises(BadInput, match=r"not as its run wrote it \(model\.safetensors has other bytes than were"):
         card_of(run, repository="ada/prm")
+    assert card_of(run), "a card alone leaves the machine with no weights"
     (run / "README.md").write_text("mine")
     (run / "manifest.json").unlink()  # the change is meant, or the model is of another toolkit
     assert card_of(run)
