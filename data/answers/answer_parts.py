@@ -246,6 +246,8 @@ def bracket_kind(text: str) -> str:
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
     """Split at separators outside brackets; `\\text{...}` that separates is found before its braces count."""
+    if separator.search(text) is None:  # most texts, and the long hostile ones: one look in place of one a character
+        return [text]
     pieces: list[str] = []
     depth = start = position = 0
     while position < len(text):
