@@ -37,6 +37,7 @@ def main(config: RLConfig) -> None:
     from espalier.rl.trainer_from_config import make_client, make_trainer, serving
     from espalier.runtime.distributed import barrier, process_group
     from espalier.sampling.api_keys import check_keys, require_keys
+    from espalier.training.run_precision import settle_precision
 
     check_keys(dataclasses.asdict(config))
     check_tracking(config.tracking)
@@ -54,6 +55,7 @@ def main(config: RLConfig) -> None:
     server, client = make_client(config)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
+        config = settle_precision(config, run_dir)
         trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind

@@ -36,10 +36,11 @@ def main(config: TrainConfig) -> None:
         from espalier.models.load import load_tokenizer
         from espalier.runtime.distributed import process_group
         from espalier.training.predict import predict
+        from espalier.training.run_precision import settle_precision
 
         lock = exclusive(Path(config.output_dir)) if is_main_rank() else nullcontext()
         with lock, process_group(config.rank_timeout_seconds):
-            predict(config, load_tokenizer(config.model["path"]))
+            predict(settle_precision(config), load_tokenizer(config.model["path"]))
         return
     if config.mode != "train":
         raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
@@ -62,10 +63,12 @@ def train(config: TrainConfig, run_dir: Path) -> None:
     from espalier.models.load import load_tokenizer
     from espalier.runtime.distributed import barrier, process_group
     from espalier.training.loop_from_config import load_data, make_loop, save_model
+    from espalier.training.run_precision import settle_precision
 
     torch.manual_seed(config.seed)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
+        config = settle_precision(config, run_dir)
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
         loop, sizes = make_loop(config, tokenizer, examples, eval_examples)

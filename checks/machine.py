@@ -66,21 +66,23 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
     asked for."""
     import torch
 
+    from espalier.models.precision import has_fast_bf16
+
     if needs_vllm and importlib.util.find_spec("vllm") is None:
         raise CheckFailed("vllm is not installed, and this config starts an engine: run bash scripts/install.sh")
     if not torch.cuda.is_available():
         if attention not in ("", "eager", "sdpa"):
             raise CheckFailed(f"model.attention={attention} needs a CUDA GPU, and there is none: set "
                               "model.attention=sdpa")  # fmt: skip
-        from espalier.models.precision import has_fast_bf16
-
         if precision == "bf16" and not has_fast_bf16("cpu"):
-            raise CheckFailed("precision=bf16, which this CPU multiplies some 40 times slower than float32: leave "
+            raise CheckFailed("precision=bf16, which this CPU multiplies far slower than float32: leave "
                               "precision out, or set precision=fp32")  # fmt: skip
         return f"no GPU: {len(os.sched_getaffinity(0))} CPU cores"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    if precision == "bf16" and not torch.cuda.is_bf16_supported():
-        raise CheckFailed(f"precision=bf16, and {names[0]} has no bfloat16: set precision=fp32")
+    if precision == "bf16" and not has_fast_bf16("cuda"):
+        raise CheckFailed(
+            f"precision=bf16, and {names[0]} has no bfloat16 in hardware: leave precision out, or set precision=fp32"
+        )
     if attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise CheckFailed("model.attention=flash_attention_2 and flash-attn is not installed: pip install flash-attn "
                           "--no-build-isolation, or set model.attention=sdpa")  # fmt: skip

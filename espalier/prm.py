@@ -78,8 +78,9 @@ def score_steps(
     A score is the model's estimate of the value of the state that the step leads to (for the last step: that the answer
     is right). A solution is (prompt, steps) as text, tokenised by `encode_steps`, or `StepTokens`, the sampler's own
     ids, which are not tokenised again. `is_finished`: texts end with the end token; False for solutions that still go
-    on. Computed in bf16, `batch_tokens` tokens at a time, equal solutions once; six decimals. Raises BadInput, with the
-    number of the solution from 0, on a solution that cannot be read or is longer than the network takes.
+    on. Computed in bf16 where the machine multiplies it fast, else in float32, `batch_tokens`
+    tokens at a time, equal solutions once; six decimals. Raises BadInput, with the number of the solution from 0, on a
+    solution that cannot be read or is longer than the network takes.
 
     >>> import espalier
     >>> prm = espalier.load_prm("prm")

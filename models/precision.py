@@ -2,6 +2,7 @@
 
 A CPU without AVX-512 (many laptops and desktops, AMD's before Zen 4) multiplies bfloat16 some 35 to 50 times slower
 than float32 with torch 2.13: 48 ms beside 1.3 ms for 256 x 256 matrices on a Zen 3 core. GPUs before Ampere emulate it.
+A program asks once, for all of its ranks, and says what it found (`training.run_precision`).
 """
 
 import logging
@@ -11,7 +12,7 @@ from functools import cache
 
 import torch
 
-log = logging.getLogger("models")
+log = logging.getLogger(__name__)
 
 AUTO, BF16, FP32 = PRECISIONS = ("auto", "bf16", "fp32")
 
@@ -45,12 +46,7 @@ def autocast(device: torch.device, precision: str = AUTO) -> Iterator[None]:
         yield
 
 
-def say_precision(precision: str, device: torch.device) -> None:
-    """Log where `auto` is float32, and warn where bfloat16 is asked for that is slow here."""
-    if has_fast_bf16(device.type):
-        return
-    if precision == AUTO:
-        log.info("computing in float32: this %s multiplies bfloat16 slowly", device.type)
-    elif precision == BF16:
-        log.warning("precision=bf16, which this %s multiplies some 40 times slower than float32: leave it out, or set "
-                    "precision=fp32", device.type)  # fmt: skip
+def warn_of_slow_bf16(device: torch.device, why: str = "precision=bf16") -> None:
+    """Warn where what is to be computed in bfloat16 would be far faster in float32 on this device."""
+    if not has_fast_bf16(device.type):
+        log.warning("%s, which this %s multiplies far slower than float32", why, device.type)

@@ -76,7 +76,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
             raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
-        if not Path(path).stat().st_size:
+        if _is_empty(Path(path)):
             log.warning("%s is empty", path)
         _warn_of_part(Path(path))
     if any(output.resolve() == Path(path).resolve() for path in paths):
@@ -120,9 +120,15 @@ def _complete(output: Path, meta_path: Path) -> int:
     rejected = counts.get("rejected")
     if rejected:
         log.warning("%s is complete without %s rows that were rejected", output, rejected)
+    elif counts.get("rows") == 0:
+        log.warning("%s is complete and has no rows", output)
     else:
         log.info("%s is complete", output)
     return 1 if rejected and not counts.get("rows", 1) else 0
+
+
+def _is_empty(path: Path, few: int = 4096) -> bool:
+    return path.stat().st_size < few and not path.read_bytes().strip()
 
 
 def _warn_of_part(path: Path) -> None:

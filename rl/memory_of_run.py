@@ -8,7 +8,7 @@ A pass is taken to be as large as the settings let it be: `update.micro_batch_si
 import math
 
 from espalier.models.load import max_length_of
-from espalier.models.precision import is_bf16
+from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
@@ -33,13 +33,15 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         reference = policy.shape.parameters
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
     is_cut = cutting["stage"] == 3 and config.kl.kind != "full"
-    is_half = is_bf16(config.precision, "cuda" if is_gpu else "cpu")
+    kind = "cuda" if is_gpu else "cpu"
+    is_half = is_bf16(config.precision, kind)
     return Setup(
         tuple(networks),
         _work(config, num_ranks),
         frozen=frozen + (0 if is_cut else reference),
         frozen_cut=numbers_of_reference(policy.shape, is_half) if reference and is_cut else 0,
         is_bf16=is_half,
+        is_bf16_fast=has_fast_bf16(kind),
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,

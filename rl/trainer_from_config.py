@@ -12,7 +12,6 @@ import torch
 
 from espalier.models.inputs import network
 from espalier.models.load import max_length_of
-from espalier.models.precision import say_precision
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.score import HoldsModels, Reward
@@ -63,7 +62,6 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     """Return every component of the run, built from its config, before the server (None: one that runs already, or
     engines without one) starts."""
     check_parts(config)
-    say_precision(config.precision, device())
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)

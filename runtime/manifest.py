@@ -18,6 +18,7 @@ from typing import Any
 from espalier.runtime.distributed import barrier, from_main_rank
 
 MANIFEST = "manifest.json"
+_LOADED = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")  # weights, or which are
 PARTIAL, REPLACED = ".partial", ".replaced"
 
 
@@ -60,7 +61,8 @@ def write_manifest(folder: Path) -> None:
 
 def find_damage(folder: Path, *, is_whole: bool = True) -> str:
     """Return what is wrong with a folder that has a manifest, in a few words; "" where every byte is as it was
-    written. Files that the manifest does not name are wrong where it `is_whole`."""
+    written. Files that the manifest does not name are wrong where it `is_whole`, else those that a loader would read
+    in place of what it names."""
     path = folder / MANIFEST
     if not path.is_file():
         return f"it has no {MANIFEST}"
@@ -75,7 +77,8 @@ def find_damage(folder: Path, *, is_whole: bool = True) -> str:
         if (folder / name).stat().st_size != size:
             return f"{name} has {(folder / name).stat().st_size} bytes, not {size}"
     strange = [path for path in _files(folder) if str(path.relative_to(folder)) not in expected]
-    if strange and is_whole:
+    strange = [path for path in strange if is_whole or (path.parent == folder and path.name.endswith(_LOADED))]
+    if strange:
         return f"{strange[0].relative_to(folder)} does not belong to it"
     with ThreadPoolExecutor() as pool:
         try:

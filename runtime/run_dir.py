@@ -62,7 +62,9 @@ def check_run_dir(path: str, config: Any) -> Path:
         raise BadConfig(f"{folder} is a file: choose another output_dir")
     stored_path = folder / "config.yaml"
     if stored_path.is_file():
-        different = changed_keys(yaml.safe_load(stored_path.read_text()), dataclasses.asdict(config))
+        different = changed_keys(stored_config(folder), dataclasses.asdict(config))
+        # A run keeps the precision that it began with, on whatever machine it goes on.
+        different = [row for row in different if (row[0], row[2]) != ("precision", "auto")]
         if old := next((key for key, _, _ in different if key in RENAMED), ""):
             raise BadConfig(f"{folder} holds a run of an earlier version, whose config has '{old}' (it is now "
                             f"'{new_name(old)}'): choose another output_dir")  # fmt: skip
@@ -77,6 +79,12 @@ def check_run_dir(path: str, config: Any) -> Path:
     elif any((folder / name).exists() for name in ("model", "checkpoints", "metrics.jsonl")):
         raise BadConfig(f"{folder} holds something else (it has no config.yaml): choose another output_dir")
     return folder
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    """Return the config of the run in a folder, empty where there is none."""
+    path = folder / "config.yaml"
+    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
 
 
 def is_run_finished(folder: Path, config: Any) -> bool:

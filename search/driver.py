@@ -74,7 +74,8 @@ async def score_nodes(nodes: Sequence[Node], expander: Expander, scorer: Scorer,
     for node, score in zip(paid, await scorer.score(paid, expander) if paid else [], strict=True):
         if not math.isfinite(score):
             raise BadInput(f"the scorer gave node {node.number} of problem '{tree.problem.id}' the score {score}: the "
-                           "weights of its model are damaged, or too large for its precision")  # fmt: skip
+                           "weights of its model are damaged, or too large for its precision; with another scorer "
+                           "choose another output")  # fmt: skip
         node.score = score
     return len(paid) == len(todo)
 

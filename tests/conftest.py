@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -64,6 +65,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     asking = {item.path.name for item in items if "real_server" in getattr(item, "fixturenames", ())}
     assert asking <= set(_ONE_SERVER), f"name them in _ONE_SERVER: {asking - set(_ONE_SERVER)}"
     items.sort(key=lambda item: item.path not in long)  # stable: the order within a file stays
+
+
+@pytest.fixture
+def program_log(capfd: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    """What a program prints, its logging set up as programs have it, for the length of a test."""
+    from espalier.runtime.logs import set_up_logging
+
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    set_up_logging()
+    yield capfd
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

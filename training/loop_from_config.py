@@ -18,7 +18,6 @@ from espalier.models.in_parts import whole_shape
 from espalier.models.load import is_reward_model
 from espalier.models.lora import merge_adapter, write_bits
 from espalier.models.packing_check import choose_layout, is_cut, packing_of
-from espalier.models.precision import say_precision
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import device, is_main_rank, rank, world_size
@@ -161,7 +160,6 @@ def make_loop(
     config: TrainConfig, tokenizer: Any, examples: Sequence[Any], eval_examples: Sequence[Any]
 ) -> tuple[Loop, str]:
     """Return (the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet."""
-    say_precision(config.precision, device())
     loader = make_loader(config, examples)
     eval_loader = make_loader(config, eval_examples) if eval_examples else None
     model = make_model(config)

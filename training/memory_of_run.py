@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, is_reward_model, load_config
-from espalier.models.precision import is_bf16
+from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.models.token_scores import MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import TrainConfig
@@ -127,13 +127,15 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
     has_reference = reference and is_online and not (config.lora and reference.get("path") == config.model["path"])
     is_cut = cutting_of(config.deepspeed, num_ranks, is_gpu)["stage"] == 3
     read = of_node(reference).shape if has_reference else None
-    is_half = is_bf16(config.precision, "cuda" if is_gpu else "cpu")
+    kind = "cuda" if is_gpu else "cpu"
+    is_half = is_bf16(config.precision, kind)
     return Setup(
         (of_node(config.model, config.lora),),
         work,
         frozen=read.parameters if read is not None and not is_cut else 0,
         frozen_cut=numbers_of_reference(read, is_half) if read is not None and is_cut else 0,
         is_bf16=is_half,
+        is_bf16_fast=has_fast_bf16(kind),
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
@@ -172,7 +174,7 @@ class Change:
 
 def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
     """Yield what may be set, the cheapest first, each on top of `setup`; `batch`: its micro-batches."""
-    if not setup.is_bf16:
+    if setup.is_bf16_fast and not setup.is_bf16:
         yield Change("precision=bf16", replace(setup, is_bf16=True))
     if not setup.has_checkpointing:
         yield Change("model.gradient_checkpointing=true", replace(setup, has_checkpointing=True))

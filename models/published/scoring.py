@@ -15,7 +15,7 @@ from espalier.models.load import positions_of
 from espalier.models.logits import one_by_one, reads_at
 from espalier.models.logprobs import head_answers, plain_head
 from espalier.models.packing_check import packing_of
-from espalier.models.precision import AUTO, FP32, autocast
+from espalier.models.precision import AUTO, autocast
 from espalier.models.published.reads import Read
 from espalier.models.published.table import POLICIES, PublishedPRM
 from espalier.models.token_scores import MAX_SCORES
@@ -34,12 +34,12 @@ class Solution:
 
 @dataclass(frozen=True)
 class PublishedScorer:
-    """A loaded model, its tokenizer and its row of the table. `dtype` of the passes: bfloat16, or float32."""
+    """A loaded model, its tokenizer and its row of the table. `precision` of the passes: `models.precision`."""
 
     model: Any
     tokenizer: Any
     row: PublishedPRM
-    dtype: torch.dtype = torch.bfloat16
+    precision: str = AUTO
 
     def read(self, solution: Solution) -> StepTokens:
         """Return the model's row of a solution, without steps where it has none. Raises BadInput, with its name."""
@@ -80,7 +80,7 @@ class PublishedScorer:
         placed = place_rows(rows, Layout("shared" if is_packed else "padded", int(self.tokenizer.pad_token_id)))
         inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
         positions = torch.cat([path[torch.tensor(own)] for path, own in zip(placed.paths, places, strict=True)])
-        with autocast(device, AUTO if self.dtype == torch.bfloat16 else FP32):
+        with autocast(device, self.precision):
             read = read_at(self.model, inputs, positions.to(device), self.row.read, self.tokenizer)
         numbers = iter([round(float(value), _DIGITS) for value in read])
         return [[next(numbers) for _ in own] for own in places]

@@ -91,4 +91,7 @@ def _check_same(folder: Path, stored: dict[str, Any], origin: dict[str, Any]) ->
         if name == "commits" and any(before or ()) and any(now or ()):
             raise BadInput(f"{folder} holds scores by commit {before} of the model, which is at {now} now: set "
                            "stage.revision to the first to go on, or remove the folder")  # fmt: skip
+        if name == "precision":
+            raise BadInput(f"{folder} holds scores in {before or 'a precision nobody wrote down'}, and this machine "
+                           f"scores in {now}: go on where it began, or remove the folder")  # fmt: skip
         raise BadInput(f"{folder} holds scores of another input or of other models ({name} differs): remove it")

@@ -151,8 +151,21 @@ class _Scoring:
                 "layout": self.models[0].layout,
                 "first row": content_key(list(vars(self.readers[0](first)).values())) if first else "",
                 "by": "transformers" if self.context.engines is None else "engines",
+                "precision": self._precision() if self.context.engines is None else "",
             },
         )
+
+    def _precision(self) -> str:
+        """Return what all ranks compute in, and say it: one file has scores of one precision. Raises BadInput."""
+        from espalier.models.precision import AUTO, is_bf16
+        from espalier.runtime.distributed import device, gather_over_ranks
+
+        found = ["bf16" if half else "fp32" for half in gather_over_ranks(is_bf16(AUTO, device().type))]
+        if len(set(found)) > 1:
+            raise BadInput("some ranks would score in bf16 and others in fp32, as their machines do fast: start them "
+                           "on machines of one kind")  # fmt: skip
+        log.info("scores are computed in %s", found[0])
+        return found[0]
 
     @cached_property
     def limits(self) -> list[int]:

@@ -233,7 +233,14 @@ def _usage(facts: ModelFacts, name: str) -> str:
         return f"## Use\n\n```python\n{code}\n```" + (f"\n\n{plain}" if facts.kind == PROCESS else "")
     if facts.kind == VERIFIER:
         command = f"python run_stage.py -cn prm/score_by_verifier stage.model={name} input=IN.jsonl output=OUT.jsonl"
-        return f"## Use\n\nEspalier scores solutions with it, here without rationales:\n\n    {command}"
+        asked = (
+            "It has to be asked as it was trained. So it is asked about whole solutions, without rationales:\n\n"
+            f"    {command}\n\n"
+            "Add `verifier@stage.verifier=step` where it judges steps. One that writes rationales is sampled first "
+            "(`api/vllm/verifications`, read with `stage.verifications=FILE`); one that judges each step in one "
+            "of them is read by `prm/score_by_step_verdicts`."
+        )
+        return f"## Use\n\n{asked}"
     if facts.kind == OUTCOME:
         command = (
             f"python run_stage.py -cn evaluation/score_responses stage.model={name} input=IN.jsonl output=OUT.jsonl"

@@ -16,7 +16,7 @@ from espalier.rewards.engine_scores import LARGEST_GAP
 from espalier.rewards.process import score_step_tokens
 from espalier.values.exact.cached_rows import CachedRows, join_rows
 
-log = logging.getLogger("search")
+log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
 

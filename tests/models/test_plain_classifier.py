@@ -31,7 +31,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def scores(path: Path, layout: str) -> list[float]:
     row, tokenizer = row_of(layout, str(path)), load_tokenizer(str(path))
-    return PublishedScorer(load_published(str(path), row), tokenizer, row, torch.float32).scores([SOLUTION])[0]
+    return PublishedScorer(load_published(str(path), row), tokenizer, row, "fp32").scores([SOLUTION])[0]
 
 
 @pytest.mark.parametrize("layout", LINEAR)

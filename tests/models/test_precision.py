@@ -1,13 +1,14 @@
 """What matrix products are computed in where nobody says it: bfloat16 where the device multiplies it fast."""
 
-import logging
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, say_precision
+from espalier.checks.check import CheckFailed
+from espalier.checks.machine import check_device
+from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, warn_of_slow_bf16
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training.deepspeed_engine import _autocast
 from tests.support.rl_cases import root_config
@@ -46,14 +47,24 @@ def test_a_gpu_that_is_planned_for_multiplies_it_fast(is_fast: bool, monkeypatch
     assert is_bf16("auto", "cuda")
 
 
-def test_float32_by_itself_is_said_and_slow_bfloat16_by_name_is_warned_of(
-    is_fast: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    for precision in ("auto", "bf16", "fp32"):
-        say_precision(precision, CPU)
-    said = [(record.levelname, record.message[:22]) for record in caplog.records]
-    assert said == ([] if is_fast else [("INFO", "computing in float32: "), ("WARNING", "precision=bf16, which ")])
+def test_slow_bfloat16_is_warned_of_on_stderr(is_fast: bool, program_log: pytest.CaptureFixture[str]) -> None:
+    warn_of_slow_bf16(CPU)
+    said = program_log.readouterr().err
+    assert ("precision=bf16, which this cpu multiplies far slower than float32" in said) is not is_fast
+
+
+def test_emulated_bfloat16_of_a_gpu_is_no_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    has_fast_bf16.cache_clear()
+    try:
+        with pytest.raises(CheckFailed, match="precision=bf16, and T4 has no bfloat16 in hardware"):
+            check_device("bf16", "", needs_vllm=False)
+        assert check_device("auto", "", needs_vllm=False) == "1 x T4"
+    finally:
+        has_fast_bf16.cache_clear()
 
 
 def test_the_faster_one_is_taken_here() -> None:

@@ -51,7 +51,7 @@ def logits_of(folder: Path, auto: Any = AutoModelForCausalLM) -> Logits:
 
 def score(folder: Path, name: str, solutions: Sequence[Solution]) -> list[list[float]]:
     row = PUBLISHED[name]
-    scorer = PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, torch.float32)
+    scorer = PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, "fp32")
     return scorer.scores(solutions)
 
 

@@ -296,6 +296,12 @@ def test_a_model_that_is_not_as_its_run_wrote_it_is_not_published(run: Path) -> 
     assert card_of(run)
 
 
+def test_weights_that_a_loader_would_prefer_to_the_runs_own_are_not_published(run: Path) -> None:
+    (run / "adapter_config.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"not as its run wrote it \(adapter_config\.json does not belong to it\)"):
+        card_of(run, repository="ada/prm")
+
+
 def test_data_that_the_model_was_not_trained_on_are_warned_of(run: Path, hub: Any) -> None:
     other = run.parent.parent / "other.jsonl"
     other.write_text('{"id": "c"}\n')

@@ -14,6 +14,7 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
+from espalier.models import precision
 from espalier.models.load import BadModel, load_config, load_tokenizer
 from espalier.models.published.load import load_published
 from espalier.models.published.scoring import PublishedScorer, Solution
@@ -83,6 +84,10 @@ def test_a_run_that_was_stopped_goes_on(two_classes: Path, tmp_path: Path, monke
     assert found == whole
     with pytest.raises(BadInput, match=r"holds scores of another input or of other models \(layout differs\)"):
         score(two_classes, rows, tmp_path / "out.jsonl", layout="pure")
+    is_fast = precision.has_fast_bf16("cpu")
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda kind: not is_fast)
+    with pytest.raises(BadInput, match=r"holds scores in (bf16|fp32), and this machine scores in (bf16|fp32): go on"):
+        score(two_classes, rows, tmp_path / "out.jsonl", batch_tokens=16)
 
 
 def test_rows_that_other_starts_and_ranks_left_are_put_into_the_inputs_order(

@@ -181,10 +181,12 @@ def test_an_input_whose_sampling_was_cut_is_warned_of(
 def test_an_empty_input_and_an_output_without_rows_are_warned_of(
     config: StageConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Path(config.input).write_text("")
+    Path(config.input).write_text("\n")
     assert run_stage(Copy(), None, config) == 0
     assert f"{config.input} is empty" in caplog.text
     assert f"{config.output} has no rows" in caplog.text
+    assert run_stage(Copy(), None, config) == 0
+    assert f"{config.output} is complete and has no rows" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["[1]", "no JSON"])

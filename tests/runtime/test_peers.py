@@ -28,7 +28,7 @@ class Ended:
     seconds: float
 
 
-QUICK = ["bad_input", "server_gone", "rank_1", "apart", "astray"]
+QUICK = ["bad_input", "server_gone", "rank_1", "apart", "astray", "unlike"]
 WAITING = ["late", "stuck", "long", "rank_1_early", "killed", "stopped"]
 
 
@@ -67,6 +67,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 def test_a_phase_of_rank_0_may_take_longer_than_any_groups_collective(ended: dict[str, Ended]) -> None:
     assert ended["long"].codes == [0, 0], ended["long"]
     assert sorted(ended["long"].lines) == ["rank 0 is done", "rank 1 is done"]
+
+
+def test_ranks_of_unlike_machines_compute_in_one_precision(ended: dict[str, Ended]) -> None:
+    assert ended["unlike"].codes == [0, 0], ended["unlike"]
+    assert any("computing in fp32: bfloat16 is slow on 1 of 2 ranks" in line for line in ended["unlike"].lines)
 
 
 def test_a_rank_that_is_late_is_waited_for_and_named(ended: dict[str, Ended]) -> None:

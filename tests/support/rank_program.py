@@ -21,8 +21,10 @@ from espalier.runtime.distributed import (
 )
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
-from espalier.runtime.schemas import StageConfig
+from espalier.runtime.schemas import StageConfig, TrainConfig
 from espalier.sampling.client import ServerGone
+from espalier.training import run_precision
+from tests.support.root_config import root_config
 
 LIMIT = 3.0
 
@@ -73,6 +75,10 @@ def work(scenario: str) -> None:
         from_main_rank(lambda: phase(0))
     elif scenario == "astray":
         barrier() if is_main_rank() else from_main_rank(lambda: phase(0))
+    elif scenario == "unlike":  # bfloat16 is fast on one of two machines
+        run_precision.has_fast_bf16 = lambda kind: rank() == 0
+        assert run_precision.settle_precision(root_config(TrainConfig)).precision == "fp32"
+        assert run_precision.settle_precision(root_config(TrainConfig, precision="bf16")).precision == "bf16"
     elif scenario == "stuck":  # alive, and not where the other is
         if is_main_rank():
             time.sleep(30)

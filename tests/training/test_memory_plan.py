@@ -181,6 +181,9 @@ def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> No
     peak = memory_plan(large).peak.bytes
     assert check_memory_plan(large, FOUR, peak).peak.bytes == peak
     assert smallest_change(large, FOUR, peak - 1) == ["precision=bf16"]
+    slow = smallest_change(replace(large, is_bf16_fast=False), FOUR, peak - 1)
+    assert slow, "another remedy"
+    assert "precision=bf16" not in slow
     in_bf16 = replace(large, is_bf16=True)
     with pytest.raises(
         BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"

@@ -1,0 +1,45 @@
+"""What a run computes in: found once, kept in its config.yaml, whatever machine it goes on on."""
+
+from pathlib import Path
+
+import pytest
+
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.run_dir import check_run_dir, open_run_dir, stored_config
+from espalier.runtime.schemas import TrainConfig
+from espalier.training import run_precision
+from espalier.training.run_precision import settle_precision
+from tests.support.root_config import root_config
+
+
+def of_machine(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    monkeypatch.setattr(run_precision, "has_fast_bf16", lambda kind: is_fast)
+
+
+@pytest.mark.parametrize(("is_fast", "settled"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_what_the_machine_does_fast_and_is_said(
+    is_fast: bool, settled: str, monkeypatch: pytest.MonkeyPatch, program_log: pytest.CaptureFixture[str]
+) -> None:
+    of_machine(monkeypatch, is_fast)
+    assert settle_precision(root_config(TrainConfig)).precision == settled
+    assert f"train: computing in {settled}" in program_log.readouterr().err
+    for name in ("bf16", "fp32"):
+        assert settle_precision(root_config(TrainConfig, precision=name)).precision == name
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_run_goes_on_in_what_it_began_with_on_another_machine(
+    is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = root_config(TrainConfig, output_dir=str(tmp_path))
+    of_machine(monkeypatch, is_fast)
+    began = settle_precision(asked, tmp_path)
+    open_run_dir(str(tmp_path), began)
+    of_machine(monkeypatch, not is_fast)
+    again = settle_precision(asked, check_run_dir(str(tmp_path), asked))
+    assert again.precision == began.precision
+    open_run_dir(str(tmp_path), again)
+    assert stored_config(tmp_path)["precision"] == began.precision
+    other = {"bf16": "fp32", "fp32": "bf16"}[began.precision]
+    with pytest.raises(BadConfig, match=f"precision: '{began.precision}' there, '{other}' now"):
+        check_run_dir(str(tmp_path), root_config(asked, precision=other))
