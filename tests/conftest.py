@@ -68,14 +68,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def program_log(capfd: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
-    """What a program prints, its logging set up as programs have it, for the length of a test."""
+def program_log(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[Callable[[], Any]], str]]:
+    """What a call prints, with logging set up as programs have it."""
     from espalier.runtime.logs import set_up_logging
 
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
-    set_up_logging()
-    yield capfd
+
+    def printed(call: Callable[[], Any]) -> str:
+        set_up_logging()
+        call()
+        return capfd.readouterr().err
+
+    yield printed
     root.handlers[:] = before
     root.setLevel(level)
 

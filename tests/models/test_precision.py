@@ -1,7 +1,8 @@
 """What matrix products are computed in where nobody says it: bfloat16 where the device multiplies it fast."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -47,9 +48,8 @@ def test_a_gpu_that_is_planned_for_multiplies_it_fast(is_fast: bool, monkeypatch
     assert is_bf16("auto", "cuda")
 
 
-def test_slow_bfloat16_is_warned_of_on_stderr(is_fast: bool, program_log: pytest.CaptureFixture[str]) -> None:
-    warn_of_slow_bf16(CPU)
-    said = program_log.readouterr().err
+def test_slow_bfloat16_is_warned_of_on_stderr(is_fast: bool, program_log: Callable[[Callable[[], Any]], str]) -> None:
+    said = program_log(lambda: warn_of_slow_bf16(CPU))
     assert ("precision=bf16, which this cpu multiplies far slower than float32" in said) is not is_fast
 
 

@@ -1,6 +1,8 @@
 """What a run computes in: found once, kept in its config.yaml, whatever machine it goes on on."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +20,12 @@ def of_machine(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
 
 @pytest.mark.parametrize(("is_fast", "settled"), [(True, "bf16"), (False, "fp32")])
 def test_auto_is_what_the_machine_does_fast_and_is_said(
-    is_fast: bool, settled: str, monkeypatch: pytest.MonkeyPatch, program_log: pytest.CaptureFixture[str]
+    is_fast: bool, settled: str, monkeypatch: pytest.MonkeyPatch, program_log: Callable[[Callable[[], Any]], str]
 ) -> None:
     of_machine(monkeypatch, is_fast)
     assert settle_precision(root_config(TrainConfig)).precision == settled
-    assert f"train: computing in {settled}" in program_log.readouterr().err
+    said = program_log(lambda: settle_precision(root_config(TrainConfig)))
+    assert f"train: computing in {settled}" in said
     for name in ("bf16", "fp32"):
         assert settle_precision(root_config(TrainConfig, precision=name)).precision == name
 
