@@ -25,7 +25,7 @@ from espalier.search.scorers.cached_model import CachedScoredModel
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
 
-log = logging.getLogger("search")
+log = logging.getLogger(__name__)
 
 
 def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
