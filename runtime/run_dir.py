@@ -25,6 +25,9 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "eval
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
+_FOUND_BY_AUTO = ("precision", "server.dtype")
+"""Where `auto` makes no other run of one that has begun with a name: it keeps its precision; engines compute in what
+their machine does fast."""
 
 
 def code_commit() -> str:
@@ -63,8 +66,7 @@ def check_run_dir(path: str, config: Any) -> Path:
     stored_path = folder / "config.yaml"
     if stored_path.is_file():
         different = changed_keys(stored_config(folder), dataclasses.asdict(config))
-        # A run keeps the precision that it began with, on whatever machine it goes on.
-        different = [row for row in different if (row[0], row[2]) != ("precision", "auto")]
+        different = [row for row in different if row[0] not in _FOUND_BY_AUTO or row[2] != "auto"]
         if old := next((key for key, _, _ in different if key in RENAMED), ""):
             raise BadConfig(f"{folder} holds a run of an earlier version, whose config has '{old}' (it is now "
                             f"'{new_name(old)}'): choose another output_dir")  # fmt: skip

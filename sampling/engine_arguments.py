@@ -43,6 +43,18 @@ def is_one_process(options: Mapping[str, Any], takes_weights: bool) -> bool:
     return takes_weights and num_devices(options) == 1 and BACKEND not in spelled(options)
 
 
+def engine_dtype(dtype: str, options: Mapping[str, Any]) -> str:
+    """Return what an engine computes in: what its options say, else `dtype`, of which "auto" is bfloat16 where this
+    machine multiplies it fast and float32 where it does not. An "auto" of the options is vLLM's own, the model's."""
+    if "dtype" in options or dtype != "auto":
+        return str(options.get("dtype", dtype))
+    import torch  # not by a caller of a server that runs already
+
+    from espalier.models.precision import has_fast_bf16
+
+    return "bfloat16" if has_fast_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
+
+
 def engine_arguments(
     model: str,
     dtype: str,

@@ -17,7 +17,7 @@ from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import HasEngines, ServerGone
-from espalier.sampling.engine_arguments import check_one_engine, spelled
+from espalier.sampling.engine_arguments import check_one_engine, engine_dtype, spelled
 from espalier.sampling.engine_work import EngineWork
 
 log = logging.getLogger("sample")
@@ -43,7 +43,7 @@ class KeptEngines(HasEngines):
     log: str = ""
     num_engines: int = 2
     max_model_len: int = 512
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     kv_cache_gib: int = 1
     seed: int = 0
     start_seconds: float = 300.0
@@ -58,7 +58,7 @@ class KeptEngines(HasEngines):
             raise BadInput(f"client.num_engines must be at least 1, got {self.num_engines}")
         self.options = {name: value for name, value in spelled(self.options or {}).items() if value is not None}
         check_one_engine(self.options)
-        self.dtype = str(self.options.get("dtype", self.dtype))
+        self.dtype = engine_dtype(self.dtype, self.options)
         self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
         self.follows_policy = False
         self.scores_tokens = False

@@ -15,7 +15,7 @@ from typing import Any
 from espalier.data.steps import Decoder, TokenRow
 from espalier.data.token_text import added_text
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
-from espalier.sampling.engine_arguments import engine_arguments, spelled
+from espalier.sampling.engine_arguments import engine_arguments, engine_dtype, spelled
 
 _TASK: Any = "token_classify"  # a name of vLLM's: logits of a head at every token
 
@@ -33,7 +33,7 @@ class OfflineClient:
         self,
         model: str,
         max_model_len: int = 512,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         kv_cache_gib: int = 1,
         seed: int = 0,
         options: dict[str, Any] | None = None,
@@ -43,7 +43,7 @@ class OfflineClient:
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.options = spelled(options or {})
-        self.dtype = str(self.options.get("dtype", dtype))
+        self.dtype = engine_dtype(dtype, self.options)
         self.max_model_length = int(self.options.get("max_model_len", max_model_len))
         self._engine: Any = None
         self._decode: Decoder | None = None

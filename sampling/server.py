@@ -27,7 +27,7 @@ from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import build, entrypoint
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import CannotStart, ChildProcess, engine_environment
-from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
+from espalier.sampling.engine_arguments import engine_arguments, engine_dtype, is_one_process, spelled
 from espalier.sampling.placement import core_list
 
 
@@ -70,7 +70,7 @@ class VLLMServer(ChildProcess):
         log: str,
         port: int = 0,
         max_model_len: int = 512,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         start_seconds: float = 300.0,
         kv_cache_gib: int = 1,
         has_controls: bool = False,
@@ -88,7 +88,7 @@ class VLLMServer(ChildProcess):
         self.num_threads = num_threads
         self.options = spelled(options or {})
         own = str(self.options.get("max_model_len", max_model_len))
-        self.dtype = str(self.options.get("dtype", dtype))
+        self.dtype = engine_dtype(dtype, self.options)
         self.max_model_len = int(own) if own.isdecimal() else None  # vLLM's auto, 16k and the like
         self.devices = devices
         self.first_core = first_core

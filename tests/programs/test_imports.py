@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "models": {"data"},
     "runtime": set(),
     "values": {"data", "models"},
-    "sampling": {"data", "runtime", "values"},
+    "sampling": {"data", "models", "runtime", "values"},
     "rewards": {"data", "models"},
     "pipeline": {"data", "models", "rewards", "runtime", "values"},
     "search": {"data", "models", "rewards", "runtime", "sampling", "values"},

@@ -512,7 +512,7 @@ def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
     assert asked.client["max_model_len"] == asked.server["max_model_len"] > 512
     assert asked.client["options"]["logprobs_mode"] == "processed_logprobs"
     plain = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", here)
-    assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "bfloat16")
+    assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "auto")
     offline = compose_config(
         SampleConfig, "api/vllm/trajectories_in_process", ["client=data_parallel_engines", "policy=m", "output=o"]
     )

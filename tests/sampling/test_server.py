@@ -16,8 +16,13 @@ from typing import Any
 
 import pytest
 
+from espalier.models import precision
+from espalier.models.precision import has_fast_bf16
 from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.sampling.engine_arguments import engine_dtype
+from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import PortInUse, VLLMServer, check_port, free_port
 from espalier.sampling.vllm_client import VLLMClient
 
@@ -99,12 +104,22 @@ def test_the_command_line_holds_the_options_as_flags() -> None:
     server = VLLMServer("policy", "log", port=81, max_model_len=64, options={
         "enforce_eager": True, "max_num_seqs": 8, "disable_log_stats": False, "seed": None,
     })  # fmt: skip
-    words = server.command()
+    words, dtype = server.command(), "bfloat16" if has_fast_bf16("cpu") else "float32"
     assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert words[3:] == [
         "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81", "--model", "policy",
-        "--dtype", "bfloat16", "--max-model-len", "64", "--enforce-eager", "--max-num-seqs", "8",
+        "--dtype", dtype, "--max-model-len", "64", "--enforce-eager", "--max-num-seqs", "8",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_fast", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_engines_compute_in_what_the_machine_multiplies_fast(
+    is_fast: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda kind: is_fast)
+    assert VLLMServer("policy", "log").dtype == OfflineClient("policy").dtype == expected
+    assert DataParallelEngines(model="policy").dtype == expected
+    assert (engine_dtype("bfloat16", {}), engine_dtype("auto", {"dtype": "half"})) == ("bfloat16", "half")
 
 
 def test_the_server_does_not_take_itself_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
