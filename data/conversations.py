@@ -158,10 +158,10 @@ def response_tokens(row: Row, tokenizer: Any) -> ResponseTokens:
     """Return the prompt and the completion of a row. Raises BadRow on a row that holds none, BadInput where the chat
     template cannot be used."""
     if is_conversational(row, "prompt") or is_conversational(row, "completion"):
-        prompt, completion = read_turns(row, "prompt"), read_turns(row, "completion")
-        if any(turn["role"] != "assistant" for turn in completion):
+        asked, answer = read_turns(row, "prompt"), read_turns(row, "completion")
+        if any(turn["role"] != "assistant" for turn in answer):
             raise BadRow("completion holds a turn that is not the assistant's: move it into prompt")
-        return _responses_of_turns(row, tokenizer, prompt, [completion])[0]
+        return _responses_of_turns(row, tokenizer, asked, [answer])[0]
     prompt, completion = _text(row, "prompt"), _text(row, "completion")
     if not completion:
         raise BadRow("completion is empty: nothing is judged or learnt of it")

@@ -47,15 +47,15 @@ class PublishedRows:
         tokenizer = load_tokenizer(self.tokenizer)
         rejected: list[RejectedRow] = []
         ids = Counter[str]()
-        kind: type | None = None
+        kind: Any = None
         with context.progress("import", len(rows), "row") as progress:
             for number, row in enumerate(rows, 1):
                 try:
                     if row.error:
                         raise BadRow(row.error)
                     record = self.read(row, tokenizer)
-                    kind = kind or type(record)
-                    if type(record) is not kind:
+                    kind = type(record) if kind is None else kind
+                    if not isinstance(record, kind):
                         raise BadRow(f"its columns are those of a {type(record).__name__}, and the rows above are "
                                      f"{kind.__name__}: put it into a file of its own")  # fmt: skip
                 except BadRow as error:

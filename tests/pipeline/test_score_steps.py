@@ -226,7 +226,7 @@ def test_two_ranks_score_what_one_process_does(two_classes: Path, tmp_path: Path
     assert [row.id for row in shared] == [row.id for row in rows]
     assert shared == alone
     said = re.findall(r"this process scored (\d+) solutions", (tmp_path / "2.log").read_text())
-    assert sorted(said) == ["128", "72"] or said == ["128"], "rank 1 may say nothing"
+    assert "128" in said, "of rank 0; the other 72 are rank 1's"
 
 
 def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path, tmp_path: Path) -> None:
