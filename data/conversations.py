@@ -10,7 +10,8 @@ be sampled. Where a template marks it (`{% generation %}`) its marks are taken.
 | implicit prompt | `chosen`, `rejected` that begin alike: texts, or whole conversations |
 | UltraFeedback | `prompt` a text, `chosen` and `rejected` whole conversations; `score_chosen`, `score_rejected` |
 
-Texts are read behind their prompt, and an end token is written behind them, as TRL does.
+A response alone has the columns `prompt` and `completion`: texts, or lists of turns. Texts are read behind their
+prompt, and an end token is written behind them, as TRL does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,16 @@ class PairTokens:
     prompt_ids: list[int]
     chosen_ids: list[int]
     rejected_ids: list[int]
+
+
+@dataclass(frozen=True)
+class ResponseTokens:
+    """A prompt and one response, as text and as ids."""
+
+    prompt: str
+    response: str
+    prompt_ids: list[int]
+    response_ids: list[int]
 
 
 def read_turns(row: Row, name: str) -> list[Turn]:
@@ -139,11 +150,33 @@ def _pair_of_turns(row: Row, tokenizer: Any) -> PairTokens:
     _check_parts(prompt, chosen, rejected)
     if any(turn["role"] != "assistant" for turn in (*chosen, *rejected)):
         raise BadRow("chosen and rejected part before their last turn: what others say in them would be learnt")
-    asked_text = write_chat(tokenizer, prompt)
-    prompt_ids = encode_text(tokenizer, asked_text, row.place, is_complete=True)
-    texts = [_answer(tokenizer, prompt, side, asked_text) for side in (chosen, rejected)]
-    sides = [_encode_behind(tokenizer, prompt_ids, text) for text in texts]
-    return PairTokens(asked_text, texts[0], texts[1], prompt_ids, *sides)
+    one, other = _responses_of_turns(row, tokenizer, prompt, [chosen, rejected])
+    return PairTokens(one.prompt, one.response, other.response, one.prompt_ids, one.response_ids, other.response_ids)
+
+
+def response_tokens(row: Row, tokenizer: Any) -> ResponseTokens:
+    """Return the prompt and the completion of a row. Raises BadRow on a row that holds none, BadInput where the chat
+    template cannot be used."""
+    if is_conversational(row, "prompt") or is_conversational(row, "completion"):
+        asked, answer = read_turns(row, "prompt"), read_turns(row, "completion")
+        if any(turn["role"] != "assistant" for turn in answer):
+            raise BadRow("completion holds a turn that is not the assistant's: move it into prompt")
+        return _responses_of_turns(row, tokenizer, asked, [answer])[0]
+    prompt, completion = _text(row, "prompt"), _text(row, "completion")
+    if not completion:
+        raise BadRow("completion is empty: nothing is judged or learnt of it")
+    prompt_ids = encode_text(tokenizer, prompt, row.place)
+    return ResponseTokens(prompt, completion, prompt_ids, ended_response(tokenizer, prompt_ids, completion))
+
+
+def _responses_of_turns(
+    row: Row, tokenizer: Any, prompt: Sequence[Turn], answers: Sequence[Sequence[Turn]]
+) -> list[ResponseTokens]:
+    """Return each answer behind the prompt, as the chat template writes them."""
+    asked = write_chat(tokenizer, list(prompt))
+    prompt_ids = encode_text(tokenizer, asked, row.place, is_complete=True)
+    texts = [_answer(tokenizer, prompt, answer, asked) for answer in answers]
+    return [ResponseTokens(asked, text, prompt_ids, _encode_behind(tokenizer, prompt_ids, text)) for text in texts]
 
 
 def _answer(tokenizer: Any, prompt: Sequence[Turn], answer: Sequence[Turn], asked: str) -> str:

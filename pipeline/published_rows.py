@@ -1,8 +1,8 @@
 """Rows that others publish → records with token ids, by the tokenizer of the model that will learn from them.
 
 A row is read on its own: one that cannot be is written to `X.rejected.jsonl` with its place and the reason, counted,
-and ends the program with 1. Ids are the rows' own (`id` or `prompt_id`), or made of the line; one that stands again
-gets `~2`, `~3`, … behind it.
+and ends the program with 1; so is one that becomes another kind of record than the first one. Ids are the rows' own
+(`id` or `prompt_id`), or made of the line; one that stands again gets `~2`, `~3`, … behind it.
 """
 
 import logging
@@ -47,12 +47,17 @@ class PublishedRows:
         tokenizer = load_tokenizer(self.tokenizer)
         rejected: list[RejectedRow] = []
         ids = Counter[str]()
+        kind: Any = None
         with context.progress("import", len(rows), "row") as progress:
             for number, row in enumerate(rows, 1):
                 try:
                     if row.error:
                         raise BadRow(row.error)
                     record = self.read(row, tokenizer)
+                    kind = type(record) if kind is None else kind
+                    if not isinstance(record, kind):
+                        raise BadRow(f"its columns are those of a {type(record).__name__}, and the rows above are "
+                                     f"{kind.__name__}: put it into a file of its own")  # fmt: skip
                 except BadRow as error:
                     rejected.append(row.rejected(str(error)))
                     continue

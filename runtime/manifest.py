@@ -37,8 +37,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def weight_files(model: Path) -> list[str]:
-    """Return a model folder's files of weights: one, or as many as a large model was saved in."""
-    return sorted(map(str, model.glob("*.safetensors"))) or [str(model / "model.safetensors")]
+    """Return a model folder's files of weights: one, or as many as a large model was saved in; those of torch where it
+    has no others."""
+    found = sorted(model.glob("*.safetensors")) or sorted(model.glob("pytorch_model*.bin"))
+    return [str(file) for file in found or [model / "model.safetensors"]]
 
 
 def file_digest(path: Path) -> str:

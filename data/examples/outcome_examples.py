@@ -5,12 +5,13 @@ For outcome reward models (pointwise) and for preferences without pairs (KTO).
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from espalier.data.examples.step_examples import class_weights
 from espalier.data.examples.token_examples import (
     OutcomeExample,
+    TokenExample,
     encode_demonstrations,
     keep_short,
     leave_out_repeated,
@@ -31,6 +32,10 @@ class JudgedResponse:
     completion: str
     label: bool | float
     """true or false, or a probability in [0, 1] that the completion is good"""
+    prompt_ids: list[int] = field(default_factory=list)
+    """token ids of the prompt where it is tokenised already (with `completion_ids`); else empty"""
+    completion_ids: list[int] = field(default_factory=list)
+    """token ids of the completion and its end token where it is tokenised already; else empty"""
 
 
 def with_mismatched(
@@ -126,8 +131,8 @@ class TrajectoryOutcomeExamples:
 
 @dataclass(frozen=True)
 class JudgedResponseExamples:
-    """Examples of a file of `JudgedResponse`, tokenised as demonstrations are. The settings are those of
-    `TrajectoryOutcomeExamples`."""
+    """Examples of a file of `JudgedResponse`, by their ids where they have some, else tokenised as demonstrations are.
+    The settings are those of `TrajectoryOutcomeExamples`."""
 
     path: str
     max_length: int
@@ -139,8 +144,7 @@ class JudgedResponseExamples:
     def load(self, tokenizer: Any) -> list[OutcomeExample]:
         """Return the examples in file order. Raises BadInput where a row is malformed, or `finish_outcomes` does."""
         records = of_part(read_records(JudgedResponse, self.path), self)
-        rows = [Demonstration(record.id, record.prompt, record.completion) for record in records]
-        encoded = encode_demonstrations(tokenizer, rows, self.path)
+        encoded = self._encoded(tokenizer, records)
         examples = [
             OutcomeExample(record.id, tokens.ids, tokens.prompt_length, float(record.label))
             for record, tokens in zip(records, encoded, strict=True)
@@ -148,3 +152,20 @@ class JudgedResponseExamples:
         problem_ids = [record.problem_id for record in records]
         rest = (self.path, self.max_length, self.balanced_classes, self.has_mismatched)
         return finish_outcomes(examples, problem_ids, *rest)
+
+    def _encoded(self, tokenizer: Any, records: Sequence[JudgedResponse]) -> list[TokenExample]:
+        """Return the tokens of each record. Raises BadInput where ids of a prompt or of a completion are missing."""
+        for record in records:
+            if bool(record.prompt_ids) != bool(record.completion_ids):
+                raise BadInput(f"{self.path}: '{record.id}' has ids of its prompt or of its completion alone: give "
+                               "both, or none")  # fmt: skip
+        texts = [
+            Demonstration(record.id, record.prompt, record.completion) for record in records if not record.prompt_ids
+        ]
+        encoded = iter(encode_demonstrations(tokenizer, texts, self.path))
+        return [
+            TokenExample(record.id, [*record.prompt_ids, *record.completion_ids], len(record.prompt_ids))
+            if record.prompt_ids
+            else next(encoded)
+            for record in records
+        ]

@@ -26,8 +26,9 @@ def _kind_of(labels: Sequence[bool | float], place: str) -> str:
     kinds = {type(label).__name__ for label in labels}
     if len(kinds) > 1 and "bool" in kinds:
         raise BadInput(f"{place}: labels must be all bools or all numbers, got both")
-    if any(not 0 <= label <= 1 for label in labels):
-        raise BadInput(f"{place}: labels must lie in [0, 1], got {next(x for x in labels if not 0 <= x <= 1)}")
+    if strange := [label for label in labels if not 0 <= label <= 1]:
+        raise BadInput(f"{place}: labels must lie in [0, 1], got {strange[0]}: end the solution before a step that "
+                       "nobody judged")  # fmt: skip
     return kinds.pop() if len(kinds) == 1 else "float" if kinds else "bool"
 
 

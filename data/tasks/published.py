@@ -25,7 +25,7 @@ from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_json_rows
 from espalier.data.splits import SplitPlan, check_shard, shard_of
 from espalier.data.splitters import SPLITTERS, splitter
-from espalier.data.tables import read_hub_rows
+from espalier.data.tables import read_hub_rows, read_parquet_rows
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,9 @@ class PublishedTask:
         raise NotImplementedError
 
     def read_file(self, path: Path) -> list[Row]:
-        """Return the rows of a published file (or of a folder, where the set is published so)."""
-        return read_json_rows(path)
+        """Return the rows of a published file: Parquet by its name, else JSON (or of a folder, where the set is
+        published so)."""
+        return read_parquet_rows(path) if path.suffix == ".parquet" else read_json_rows(path)
 
     def expand(self, row: Row) -> list[Row]:
         """Return one row for each question, where a published row holds several."""

@@ -14,19 +14,17 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from espalier.data.records import Problem
 from espalier.data.sources import BadRow, Row
-from espalier.data.tables import read_parquet_rows
 from espalier.data.tasks.published import PublishedTask
 from espalier.data.verifiers.verify import Check, is_never_right, write_checks
 
 log = logging.getLogger(__name__)
 _QUESTIONS = ("question", "problem", "prompt", "messages")
 _UNGRADED = "is_never_right"
-_GOLDS = ("ground_truth", "gold", "answer")
+GOLDS = ("ground_truth", "gold", "answer")
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,6 @@ class VerifiableProblems(PublishedTask):
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         split: (f"{split}.jsonl", f"{split}.json", f"{split}.parquet") for split in ("train", "dev", "test")
     }
-
-    def read_file(self, path: Path) -> list[Row]:
-        """Return the rows of a file, by its name."""
-        return read_parquet_rows(path) if path.suffix == ".parquet" else super().read_file(path)
 
     def problems(self, split: str) -> list[Problem]:
         """Return the problems of a split; one line says how many of them no text can answer."""
@@ -69,7 +63,7 @@ class VerifiableProblems(PublishedTask):
             info[_UNGRADED] = "yes"
         identity = row.fields.get("id")
         named = str(identity) if isinstance(identity, str | int) and not isinstance(identity, bool) else ""
-        return Problem(named, read_question(row), gold, info)
+        return Problem(named, read_question(row, self.template.system), gold, info)
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
         """Return the problem with its own id where it has one that is new, else with that of its row."""
@@ -85,8 +79,9 @@ def _rest(check: Check) -> tuple[Any, float]:
     return check.ground_truth, check.weight
 
 
-def read_question(row: Row) -> str:
-    """Return what a row asks: a text, or the one turn of a user. Raises BadRow on none, or several turns."""
+def read_question(row: Row, system: str = "") -> str:
+    """Return what a row asks: a text, or the one turn of a user, before which the row may hold the prompt's own turn of
+    the `system`. Raises BadRow on none, or other turns."""
     name = next((name for name in _QUESTIONS if row.has(name)), "")
     value = row.fields.get(name)
     if isinstance(value, str):
@@ -94,10 +89,12 @@ def read_question(row: Row) -> str:
     if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
         raise BadRow(f"the row asks nothing: it needs one of {', '.join(_QUESTIONS)}")
     turns = value[:-1] if value and value[-1].get("role") == "assistant" else value
+    if turns and turns[0].get("role") == "system" and turns[0].get("content") == system:
+        turns = turns[1:]
     roles = [turn.get("role") for turn in turns]
     if roles != ["user"]:
-        raise BadRow(f"{name} has the turns {', '.join(map(str, roles)) or 'none'}: one of the user is read (a system "
-                     "turn is the prompt's: task.template.system)")  # fmt: skip
+        raise BadRow(f"{name} has the turns {', '.join(map(str, roles)) or 'none'}: one of the user is read, "
+                     "and a system turn where task.template.system is the same text")  # fmt: skip
     question = turns[0].get("content")
     if not isinstance(question, str) or not question.strip():
         raise BadRow(f"the user's turn of {name} is empty")
@@ -117,7 +114,7 @@ def read_checks(row: Row, verifier: str = "") -> list[Check]:
         if not isinstance(given, list) or not given:
             raise BadRow("verifiers must be a list of at least one")
         return [_as_check(one) for one in given]
-    truth_name = next((name for name in _GOLDS if name in row.fields), "")
+    truth_name = next((name for name in GOLDS if name in row.fields), "")
     truth, names = row.fields.get(truth_name), row.fields.get("dataset")
     if names is None and verifier:
         names = verifier

@@ -1,17 +1,20 @@
-"""Conversations, or prompts with completions, as others publish them → WeightedResponse: ids, and which are learnt.
+"""Conversations, prompts with completions, or texts, as others publish them → WeightedResponse: ids, and which are
+learnt.
 
     python run_stage.py -cn problems/import_conversations input=chats.jsonl output=tokens.jsonl stage.tokenizer=MODEL
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic examples=weighted_responses examples.path=tokens.jsonl ...
 
 Columns: `messages` or `conversation` (turns), `prompt` and `completion` (texts, or turns), as TRL names them. Tokens
-of the assistant have weight 1 (`stage.learns=last`: those of its last turn alone), all others 0.
+of the assistant have weight 1 (`stage.learns=last`: those of its last turn alone), all others 0. Of `text` alone all
+tokens are learnt, the end token too, but for the first one, which nothing predicts. Rows whose `label` is true or false
+are refused: a wrong response would be learnt.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.conversations import LearntTokens, ended_response, is_conversational, learnt_tokens, read_turns
+from espalier.data.conversations import LearntTokens, is_conversational, learnt_tokens, read_turns, response_tokens
 from espalier.data.examples.token_examples import WeightedResponse
 from espalier.data.process_data.published import problem_key
 from espalier.data.prompts import encode_text
@@ -46,19 +49,37 @@ class ImportConversations(PublishedRows):
 
 def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
     """Return a row's tokens, and what its first turn of the user asks."""
+    if isinstance(row.fields.get("label"), bool):
+        raise BadRow("its label judges the response, and wrong ones would be learnt: read it by "
+                     "pairs/import_preferences (for KTO), or leave the column out")  # fmt: skip
     column = next((name for name in _COLUMNS if row.has(name)), "")
     if column or is_conversational(row, "prompt"):
         prompt = [] if column else read_turns(row, "prompt")
         turns = read_turns(row, column) if column else [*prompt, *read_turns(row, "completion")]
         asked = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
         return learnt_tokens(turns, tokenizer, len(prompt)), asked
-    text, completion = row.fields.get("prompt"), row.fields.get("completion")
-    if not isinstance(text, str) or not isinstance(completion, str) or not completion:
+    if row.has("text") and not row.has("prompt") and not row.has("completion"):
+        ids = _whole_text(row, tokenizer)
+        return LearntTokens(ids, [False] + [True] * (len(ids) - 1)), str(row.fields["text"])
+    if not row.has("prompt") or not row.has("completion"):
         has = ", ".join(row.fields)
-        raise BadRow(f"the row needs {' or '.join(_COLUMNS)}, or prompt and completion; it has {has}")
-    prompt_ids = encode_text(tokenizer, text, row.place)
-    ids = ended_response(tokenizer, prompt_ids, completion)
-    return LearntTokens([*prompt_ids, *ids], [False] * len(prompt_ids) + [True] * len(ids)), text
+        raise BadRow(f"the row needs {' or '.join(_COLUMNS)}, prompt and completion, or text alone; it has {has}")
+    tokens = response_tokens(row, tokenizer)
+    prompt_ids, ids = tokens.prompt_ids, tokens.response_ids
+    return LearntTokens([*prompt_ids, *ids], [False] * len(prompt_ids) + [True] * len(ids)), tokens.prompt
+
+
+def _whole_text(row: Row, tokenizer: Any) -> list[int]:
+    """Return the tokens of `text` with one end token, which the text may have written already."""
+    text = row.fields["text"]
+    if not isinstance(text, str) or not text:
+        raise BadRow("text must be a text that is not empty")
+    ids = encode_text(tokenizer, text, row.place)
+    if ids[-1] != tokenizer.eos_token_id:
+        ids.append(tokenizer.eos_token_id)
+    if len(ids) == 1:
+        raise BadRow("text is nothing but an end token: there is nothing to learn")
+    return ids
 
 
 def _last_run(is_learnt: Sequence[bool]) -> list[bool]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from espalier.data.examples.step_examples import AnnotatedSolutionExamples
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.process_data.formats import published_rows, read_labelled, step_format, to_step_texts
 from espalier.data.process_data.published import content_key, problem_key
 from espalier.data.records import AnnotatedSolution, BadInput
+from espalier.models.tiny import build_tokenizer
 from espalier.pipeline.prm.export_steps import ExportSteps
 from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.stage import StageContext
@@ -327,6 +329,23 @@ def test_trl_labels_are_bools_ints_or_floats(tmp_path: Path) -> None:
     assert [record.first_error for record in records] == [1, 1, None, -1]
 
 
+def test_what_is_true_as_a_bool_and_no_good_step_is_never_learnt_as_one(tmp_path: Path) -> None:
+    """bool(-1) and bool(-100) are true: PRM800K's -1 is a bad step, and a step that nobody judged is not learnt."""
+    records = [*labelled(tmp_path, "prm800k"), AnnotatedSolution("a", "p", "P?", ["a\n", "b"], [1.0, None], None, None)]
+    assert [record.labels for record in records] == [[1.0, None, 1.0], [1.0, 0.0], [1.0], [1.0], [1.0, None]]
+    assert [row["labels"] for row in published_rows(records, step_format("trl"), "x")] == [
+        [True], [True, False], [True], [True], [True],
+    ]  # fmt: skip
+    tokenizer = build_tokenizer(["What is 2 + 3? option 0 rated 1"], 300)
+    (tmp_path / "rows.jsonl").unlink()
+    write_records(tmp_path / "rows.jsonl", records)
+    examples = AnnotatedSolutionExamples(str(tmp_path / "rows.jsonl"), 512, is_distinct=False).load(tokenizer)
+    assert [example.values for example in examples] == [[1.0, 1.0], [1.0, 0.0], [1.0], [1.0], [1.0]]
+    write_records(tmp_path / "rows.jsonl", [AnnotatedSolution("a", "p", "P?", ["a"], [-100.0], None, None)])
+    with pytest.raises(BadInput, match=r"rows\.jsonl: 'a': label 1 .* must be in \[0, 1\], got -100"):
+        AnnotatedSolutionExamples(str(tmp_path / "rows.jsonl"), 512).load(tokenizer)
+
+
 def test_step_texts_join_with_the_separator_of_the_format(tmp_path: Path) -> None:
     record = labelled(tmp_path, "processbench")[0]
     assert to_step_texts(record) == ("P?\n", ["a\n\n", "b\n\n", "c"], [1.0, 0.0, None])
@@ -399,6 +418,9 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(content: bytes, said: str
         ("trl", {"labels": [True]}, "2 steps and 1 labels"),
         ("trl", {"labels": [True, 1]}, "all bools or all numbers"),
         ("trl", {"labels": [0.5, 1.5]}, r"lie in \[0, 1\], got 1.5"),
+        ("trl", {"labels": [1, -100]}, r"lie in \[0, 1\], got -100: end the solution before a step that nobody judged"),
+        ("trl", {"labels": [True, -100]}, "all bools or all numbers"),
+        ("prm800k", prm800k_row(prm800k_step(-100, chosen=0)), "rating must be -1, 0, 1 or null, got -100"),
         ("math_shepherd", {"input": "Q? Step 1: a", "label": "Q? Step 1: a"}, f"input has no '{MARK}'"),
         ("math_shepherd", {"input": f"Q? a {MARK}", "label": "Q? a +"}, "input has no 'Step 1:'"),
         ("math_aps", {"question": "Another?"}, "prefix 0 does not begin with the question"),

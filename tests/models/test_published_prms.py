@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from benchmarks.road.published_models import LLAMA_CHAT, SIZES, build_tokenizers, save
+from benchmarks.road.published_models import LLAMA_CHAT, SIZES, build_tokenizers, save, write_model
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
@@ -18,6 +19,7 @@ from espalier.models.published.layouts import Tagged, only_id
 from espalier.models.published.load import load_published, name_by_config, row_by_name
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED
+from espalier.runtime.manifest import weight_files
 
 QUESTION = "Mia has 3 apples and buys 4 more. How many now?"
 STEPS = ["Step 1: She begins with 3 apples.", "Step 2: 3 + 4 = 7, so she has 7.", "Step 3: The answer is \\boxed{7}."]
@@ -264,6 +266,63 @@ def test_eurus_sums_log_ratios_of_two_policies(tokenizers: dict[str, Any], tmp_p
         end = len(qwen(text, add_special_tokens=False).input_ids) - start
         expected.append(float(torch.sigmoid(torch.tensor(beta * sum(ratios[:end])))))
     assert_exact(tmp_path / "prm", "eurus", expected)
+
+
+def shard(folder: Path, kind: str) -> None:
+    """Save a folder's weights again in two files, a head of its own in the second, or all in one of torch's."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if kind == "one file of torch":
+        torch.save(weights, folder / "pytorch_model.bin")
+        return
+    stem, end = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    heads = [name for name in weights if name.startswith(("score.", "v_head."))]
+    body = [name for name in weights if name not in heads]
+    files = {f"{stem}-00001-of-00002.{end}": body[:9], f"{stem}-00002-of-00002.{end}": body[9:] + heads}
+    for file, names in files.items():
+        part = {name: weights[name] for name in names}
+        save_file(part, folder / file, {"format": "pt"}) if end == "safetensors" else torch.save(part, folder / file)
+    index = {"metadata": {"total_size": sum(value.nbytes for value in weights.values())},
+             "weight_map": {name: file for file, names in files.items() for name in names}}  # fmt: skip
+    (folder / f"{stem}.{end}.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "files of torch", "one file of torch"])
+@pytest.mark.parametrize("name", ["qwen", "skywork", "trl"])
+def test_weights_in_several_files_give_the_scores_of_one(
+    name: str, kind: str, tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(name, tmp_path / "model", tokenizers)
+    expected = score(folder, name, [Solution("mia", QUESTION, STEPS)])
+    shard(folder, kind)
+    assert score(folder, name, [Solution("mia", QUESTION, STEPS)]) == expected
+    assert [Path(file).is_file() for file in weight_files(folder)] == [True] * (1 if kind.startswith("one") else 2)
+
+
+def test_a_probability_of_exactly_zero_is_the_score_of_its_step(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    """A snippet that circulates for Qwen's models takes what is not 0 for what is no step's, and loses such steps."""
+    folder = write_model("qwen", tmp_path / "model", tokenizers)
+    tokenizer = load_tokenizer(str(folder))
+    reading = PUBLISHED["qwen"].layout(tokenizer, QUESTION, STEPS)
+    weights = load_file(folder / "model.safetensors")
+    hidden = body_of(folder)(reading.ids)[reading.places].detach()
+    first = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
+    apart = first @ (weights["score.2.weight"][1] - weights["score.2.weight"][0])
+    middle = apart.sort().values[1]
+    scale = 400 / (apart - middle).abs().sort().values[1]  # exp(-400) is 0 in float32
+    weights["score.2.weight"] *= scale
+    weights["score.2.bias"] = torch.stack([torch.tensor(0.0), -middle * scale])
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    logits = first @ weights["score.2.weight"].T + weights["score.2.bias"]
+    shares = torch.softmax(logits, dim=-1)
+    assert sorted(shares[:, 1].tolist())[::2] == [0.0, 1.0]
+    found = score(folder, "qwen", [Solution("mia", QUESTION, STEPS)])[0]
+    assert found == pytest.approx(shares[:, 1].tolist(), abs=0.05)
+    assert sorted(found)[::2] == [0.0, 1.0]
+    is_step = torch.zeros(len(reading.ids), 1)
+    is_step[reading.places] = 1
+    masked = torch.zeros(len(reading.ids), 2).index_copy(0, torch.tensor(reading.places), shares) * is_step
+    assert len(masked[masked != 0].view(-1, 2)) == 2, "of three steps"
 
 
 # --- what is no such model, and what cannot be read -----------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_conversations_become_examples_whose_weights_mask_all_but_the_assistant(
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": role, "content": text} for role, text in turns]},
         {"prompt": "2 + 3 =", "completion": " 5"},
-        {"text": "no columns"},
+        {"prompt": "no completion"},
     ]
     path = lines(tmp_path / "chats.jsonl", rows)
     context = StageContext(None, tmp_path / "out.jsonl", 10.0)

@@ -1,14 +1,20 @@
 """Other people's solutions scored by other people's models, and by one's own behind the task's prompt."""
 
+import json
 import logging
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForTokenClassification
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from benchmarks.processes.forked import run_ranks
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
@@ -151,6 +157,81 @@ def test_a_model_trained_here_reads_solutions_behind_its_tasks_prompt(
         solutions.append(tokens)
     expected = score_step_tokens(load_process_reward(str(folder)), solutions, pad_id=0)
     assert [row.scores for row in found] == expected
+
+
+def test_an_outcome_model_of_others_scores_the_whole_behind_the_last_step(
+    tiny_policy: Path, task: WordArithmetic, tmp_path: Path
+) -> None:
+    """transformers' classifier of whole texts, as trainers of reward models leave it: read where it reads itself."""
+    config, folder = load_config(str(tiny_policy)), tmp_path / "model"
+    config.num_labels = 1
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+    network.get_submodule("score").weight.data.mul_(5.0)  # scores that are not all 1/2
+    network.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(tiny_policy))
+    tokenizer.save_pretrained(folder)
+    rows, expected = [], []
+    for row in ROWS:
+        prompt = encode_prompt(task, tokenizer, Problem(row.problem_id, row.question, ""))
+        tokens = tokenise_steps(tokenizer, prompt.ids, [f"{step}\n" for step in row.steps], False)
+        assert tokens is not None
+        ids = [*tokens.prompt_ids, *tokens.response_ids]
+        with torch.inference_mode():
+            expected.append(float(torch.sigmoid(network(torch.tensor([ids])).logits[0, 0])))
+        rows.append(Trajectory(row.id, row.problem_id, prompt.text, "".join(f"{step}\n" for step in row.steps),
+                               [f"{step}\n" for step in row.steps], tokens.prompt_ids, tokens.response_ids,
+                               tokens.step_ends, "stop", "", None, False))  # fmt: skip
+    assert max(expected) - min(expected) > 0.01
+    write_records(tmp_path / "sampled.jsonl", rows)
+    write_records(tmp_path / "written.jsonl", ROWS)
+    sampled = score(folder, tmp_path / "sampled.jsonl", tmp_path / "a.jsonl")
+    written = score(folder, tmp_path / "written.jsonl", tmp_path / "b.jsonl", task, layout="task")
+    assert [row.scores[-1] for row in sampled] == pytest.approx(expected, abs=2e-3)
+    assert [len(row.scores) for row in sampled] == [2] * len(ROWS), "and one behind every step before"
+    assert [row.scores for row in written] == [row.scores for row in sampled]
+    with pytest.raises(BadModel, match=r"nothing says which published model this is .*: set stage\.layout to task"):
+        score(folder, tmp_path / "written.jsonl", tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_a_model_whose_weights_are_files_of_torch_is_scored_by_the_program(
+    num_files: int, two_classes: Path, tmp_path: Path
+) -> None:
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    folder = shutil.copytree(two_classes, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if num_files == 1:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+        places = {name: names[name.startswith("score.")] for name in weights}
+        for file in names:
+            torch.save({name: value for name, value in weights.items() if places[name] == file}, folder / file)
+        index = {"metadata": {"total_size": 0}, "weight_map": places}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    words = [f"input={tmp_path}/rows.jsonl", f"output={tmp_path}/out.jsonl", f"stage.model={folder}"]
+    codes = run_ranks("run_stage.py", ["-cn", "prm/score_steps", *words], tmp_path / "log", 1)
+    assert codes == [0], (tmp_path / "log").read_text()[-3000:]
+    expected = score(two_classes, tmp_path / "rows.jsonl", tmp_path / "b.jsonl")
+    assert read_records(StepScores, tmp_path / "out.jsonl") == expected
+
+
+def test_two_ranks_score_what_one_process_does(two_classes: Path, tmp_path: Path) -> None:
+    """Each takes 64 neighbours, then the next ones are the other's."""
+    rows = [replace(row, id=f"{row.id}-{n}", question=f"{row.question} ({n})") for n in range(40) for row in ROWS]
+    write_records(tmp_path / "rows.jsonl", rows)
+    words = ["-cn", "prm/score_steps", f"input={tmp_path}/rows.jsonl", f"stage.model={two_classes}"]
+    for num in (1, 2):
+        log = tmp_path / f"{num}.log"
+        codes = run_ranks("run_stage.py", [*words, f"output={tmp_path}/{num}.jsonl"], log, num)
+        assert codes == [0] * num, log.read_text()[-3000:]
+    alone, shared = (read_records(StepScores, tmp_path / f"{num}.jsonl") for num in (1, 2))
+    assert [row.id for row in shared] == [row.id for row in rows]
+    assert shared == alone
+    said = re.findall(r"this process scored (\d+) solutions", (tmp_path / "2.log").read_text())
+    assert "128" in said, "of rank 0; the other 72 are rank 1's"
 
 
 def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path, tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""TRL's layouts of columns, those of every trainer (its page "Dataset formats"): each from rows to what is learnt.
+
+| layout, plain and conversational | trainers |
+|---|---|
+| language modelling | SFT |
+| prompt-completion | SFT, GKD |
+| preference, also with an implicit prompt | DPO, CPO, ORPO, Reward |
+| unpaired preference | KTO, BCO |
+| prompt-only | GRPO, RLOO, OnlineDPO, NashMD, XPO |
+| stepwise supervision | PRM |
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples
+from espalier.data.examples.step_examples import AnnotatedSolutionExamples
+from espalier.data.examples.token_examples import WeightedExamples
+from espalier.data.jsonl import write_records
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, PreferencePair
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.pairs.import_preferences import ImportPreferences
+from espalier.pipeline.prm.import_steps import ImportSteps
+from espalier.pipeline.problems.import_conversations import ImportConversations
+from espalier.pipeline.problems.list_problems import ListProblems
+from espalier.pipeline.stage import StageContext
+
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def assistant(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    tokenizer = load_tokenizer(str(tiny_policy))
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((tiny_policy / name).read_bytes())
+    return str(folder)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> StageContext:
+    return StageContext(None, tmp_path / "out.jsonl", 10.0)
+
+
+def file_of(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "rows.jsonl")
+
+
+def reasons(folder: Path) -> list[tuple[int, str]]:
+    rows = map(json.loads, (folder / "out.rejected.jsonl").read_text().splitlines())
+    return [(row["line"], row["reason"]) for row in rows]
+
+
+# Each row, and what the loss reads of it (END: the end token). The first token of a text is predicted by nothing.
+SFT: dict[str, tuple[dict[str, Any], str]] = {
+    "language modelling, plain": ({"text": "2 + 3 = 5"}, " + 3 = 5END"),
+    "language modelling, conversational": ({"messages": [*user("2 + 3?"), *assistant("5")]}, "5END"),
+    "prompt-completion, plain": ({"prompt": "2 + 3 =", "completion": " 5"}, " 5END"),
+    "prompt-completion, conversational": ({"prompt": user("2 + 3?"), "completion": assistant("5")}, "5END"),
+}
+
+
+@pytest.mark.parametrize("layout", SFT)
+def test_the_layouts_of_sft(layout: str, model: str, tmp_path: Path, context: StageContext) -> None:
+    fields, learnt = SFT[layout]
+    write_records(context.output, list(ImportConversations(model).run(file_of(tmp_path, fields), context)))
+    (example,) = WeightedExamples(str(context.output), 64).load(None)
+    tokenizer = load_tokenizer(model)
+    weights = zip(example.ids[example.prompt_length :], example.weights, strict=True)
+    found = tokenizer.decode([token for token, weight in weights if weight])
+    assert found == learnt.replace("END", str(tokenizer.eos_token))
+    if "text" in fields:
+        assert example.prompt_length == 1, "only the first token is not learnt"
+        assert example.ids == [*tokenizer(fields["text"]).input_ids, tokenizer.eos_token_id]
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "preference, plain": {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"},
+    "preference, conversational": {"prompt": user("2 + 3?"), "chosen": assistant("5"), "rejected": assistant("6")},
+    "implicit prompt, plain": {"chosen": "2 + 3 = 5", "rejected": "2 + 3 = 6"},
+    "implicit prompt, conversational": {"chosen": [*user("2 + 3?"), *assistant("5")],
+                                        "rejected": [*user("2 + 3?"), *assistant("6")]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", PAIRS)
+def test_the_layouts_of_dpo_and_of_rewards(layout: str, model: str, tmp_path: Path, context: StageContext) -> None:
+    (pair,) = ImportPreferences(model).run(file_of(tmp_path, PAIRS[layout]), context)
+    assert isinstance(pair, PreferencePair)
+    end = load_tokenizer(model).eos_token
+    is_chat = "conversational" in layout
+    asked = f"user: 2 + 3?{end}\nassistant: " if is_chat else "2 + 3 ="
+    texts = [load_tokenizer(model).decode(ids) for ids in (pair.prompt_ids, pair.chosen_ids, pair.rejected_ids)]
+    space = "" if is_chat else " "
+    assert [texts[0].removeprefix("<s>"), *texts[1:]] == [asked, f"{space}5{end}", f"{space}6{end}"]
+
+
+JUDGED: dict[str, tuple[Any, Any]] = {
+    "plain": ("2 + 3 =", [" 5", " 6"]),
+    "conversational": (user("2 + 3?"), [assistant("5"), assistant("6")]),
+}
+
+
+@pytest.mark.parametrize("layout", JUDGED)
+def test_the_layouts_of_kto(layout: str, model: str, tmp_path: Path, context: StageContext) -> None:
+    prompt, (good, bad) = JUDGED[layout]
+    rows = [
+        {"prompt": prompt, "completion": good, "label": True},
+        {"prompt": prompt, "completion": bad, "label": False},
+    ]
+    records = list(ImportPreferences(model).run(file_of(tmp_path, *rows), context))
+    assert [record.label for record in records] == [True, False]
+    assert records[0].problem_id == records[1].problem_id
+    write_records(context.output, records)
+    examples = JudgedResponseExamples(str(context.output), 64).load(load_tokenizer(model))
+    pair = {"prompt": prompt, "chosen": good, "rejected": bad}
+    (same,) = ImportPreferences(model).run(file_of(tmp_path, pair), context)
+    assert [(one.ids, one.prompt_length, one.value) for one in examples] == [
+        ([*same.prompt_ids, *same.chosen_ids], len(same.prompt_ids), 1.0),
+        ([*same.prompt_ids, *same.rejected_ids], len(same.prompt_ids), 0.0),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_the_layouts_of_reinforcement_learning(kind: str, model: str, tmp_path: Path) -> None:
+    """A turn of the system is read where it is the prompt's own; other columns but the answer are not read."""
+    system = {"role": "system", "content": "Be brief."}
+    rows: list[dict[str, Any]] = [
+        {"prompt": [*user("2 + 3?")], "ground_truth": "5"},
+        {"prompt": [system, *user("4 + 3?")], "ground_truth": None},
+    ]
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    if kind == "jsonl":
+        rows += [{"prompt": "The sky is"}, {"prompt": "9 - 2 =", "answer": 7, "id": "mine"}]
+        rows.append({"prompt": [{"role": "system", "content": "Be rude."}, *user("1 + 1?")]})
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "train.parquet")
+    template = PromptTemplate("{question}", system="Be brief.")
+    task = ProblemFile(str(folder), template, kind="number")
+    context = StageContext(task, tmp_path / "out.jsonl", 10.0)
+    problems = list(ListProblems("train").run("", context))
+    asked = [(problem.id, problem.question, problem.gold) for problem in problems]
+    expected = [("problem_file-train-0", "2 + 3?", "5"), ("problem_file-train-1", "4 + 3?", "")]
+    more = [("problem_file-train-2", "The sky is", ""), ("mine", "9 - 2 =", "7")]
+    assert asked == expected + (more if kind == "jsonl" else [])
+    end = load_tokenizer(model).eos_token
+    text = template.encode(load_tokenizer(model), problems[1]).text
+    assert text == f"system: Be brief.{end}\nuser: 4 + 3?{end}\nassistant: "
+    if kind == "jsonl":
+        ((line, reason),) = reasons(tmp_path)
+        assert (line, reason.endswith("where task.template.system is the same text")) == (5, True)
+
+
+def test_the_layout_of_prm(model: str, tmp_path: Path, context: StageContext) -> None:
+    row = {"prompt": "2 + 3 + 1?", "completions": ["2 + 3 = 5", "5 + 1 = 7"], "labels": [True, False]}
+    write_records(context.output, list(ImportSteps("trl").run(file_of(tmp_path, row), context)))
+    (example,) = AnnotatedSolutionExamples(str(context.output), 64).load(load_tokenizer(model))
+    assert example.values == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["folder of Parquet", "saved data set"])
+def test_rows_of_a_data_set_are_those_of_its_file(kind: str, model: str, tmp_path: Path) -> None:
+    """The hub's own name is read the same way, through the library `datasets`."""
+    import datasets
+
+    rows = [{"prompt": user(f"{n} + 1?"), "completion": assistant(str(n + 1)), "label": n % 2 == 0} for n in range(3)]
+    table = datasets.Dataset.from_list(rows)
+    hub = tmp_path / "set"
+    if kind == "saved data set":
+        table.save_to_disk(hub)
+    else:
+        hub.mkdir()
+        table.to_parquet(hub / "train.parquet")
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    found = list(ImportPreferences(model, hub=str(hub)).run("", context))
+    assert found == list(ImportPreferences(model).run(file_of(tmp_path, *rows), context))
+    assert [type(record) for record in found] == [JudgedResponse] * 3
+
+
+def test_a_judged_response_is_not_imitated_and_a_label_that_is_none_is_no_judgement(
+    model: str, tmp_path: Path, context: StageContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """-100, which marks what no loss reads, is true as a bool."""
+    row = {"prompt": "2 + 3 =", "completion": " 6", "label": False}
+    path = file_of(tmp_path, row, {"text": ""}, {"text": "2"})
+    assert len(list(ImportConversations(model).run(path, context))) == 1
+    assert [line for line, _ in reasons(tmp_path)] == [1, 2]
+    assert f"{path}:1: its label judges the response, and wrong ones would be learnt: read it by pairs/" in caplog.text
+    rows = [{**row, "label": label} for label in (-100, None, "good", 2)]
+    path = file_of(tmp_path, row, *rows, {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6"},
+                   {"prompt": user("2 + 3?"), "completion": user("6"), "label": True},
+                   {"prompt": user("2 + 3?"), "completion": " 6", "label": True})  # fmt: skip
+    assert len(list(ImportPreferences(model).run(path, context))) == 1
+    found = reasons(tmp_path)
+    assert [line for line, _ in found] == [2, 3, 4, 5, 6, 7, 8]
+    assert found[0][1].startswith("label must be true, false or a probability in [0, 1], got -100")
+    assert found[4][1] == ("its columns are those of a PreferencePair, and the rows above are JudgedResponse: put it "
+                           "into a file of its own")  # fmt: skip
+    assert found[5][1] == "completion holds a turn that is not the assistant's: move it into prompt"
+    assert found[6][1] == "completion must be a list of turns"
+
+
+def test_ids_of_a_prompt_alone_are_refused(model: str, tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.jsonl", [JudgedResponse("a", "p", "2 + 3 =", " 5", True, [5, 6])])
+    with pytest.raises(BadInput, match=r"rows\.jsonl: 'a' has ids of its prompt or of its completion alone: give both"):
+        JudgedResponseExamples(str(tmp_path / "rows.jsonl"), 64).load(load_tokenizer(model))
