@@ -64,8 +64,9 @@ def test_the_widest_layout_is_the_figure_and_its_goal_is_the_precisions() -> Non
     assert figure["unit"] == "score, fp32, 2 layouts"
     assert gaps_part(found, "bf16")["figures"]["scores_transformers_vs_vllm"]["met"]
     assert part["tables"][0]["rows"] == [
-        ["qwen", "published", "0.020000", "0.100 to 0.900"], ["pqm", "a plain classifier", "0.000010", "0.200 to 0.800"],
-    ]  # fmt: skip
+        ["qwen", "published", "0.020000", "0.100 to 0.900"],
+        ["pqm", "a plain classifier", "0.000010", "0.200 to 0.800"],
+    ]
     assert largest_gap([[0.1, 0.5], [0.3]], [[0.1, 0.7], [0.2]]) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="zip"):
         largest_gap([[0.1, 0.5]], [[0.1]])
