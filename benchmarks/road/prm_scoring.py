@@ -14,7 +14,7 @@ transformers say, and how fast both score beside a plain loop that scores a pref
 All sides compute in the precision that the stage chooses on this machine: bfloat16 where that is fast, else float32,
 and `detail` says which. Cells that are not named stay as they are in benchmarks/results/road.json.
 
-About 25 minutes on a quiet core of 2026 (a minute for exact, one for each of 15 layouts, 1.5 for each of five rounds).
+About 35 minutes on one quiet core: one for exact, one and a half for each of 15 layouts, two for each of five rounds.
 What is done is kept in --work: the same command at the same commit goes on from there.
 """
 
