@@ -16,10 +16,13 @@
 #   bash scripts/bench.sh sizes                    planned memory beside what tensors took
 #   bash scripts/bench.sh shares                   what ZeRO-3's ranks hold while networks are loaded, saved, delivered
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
-#   bash scripts/bench.sh road [examples] [labels] [--examples N N] [--completions N N]
+#   bash scripts/bench.sh road                     all sections with their defaults; or one, with its arguments:
+#   bash scripts/bench.sh road processbench [--run experiments/quickstart] [--data FOLDER]
+#   bash scripts/bench.sh road prm_scoring [exact] [gaps] [speed] [--layouts L ...] [--solutions N] [--rounds N]
+#   bash scripts/bench.sh road prm_seeds [--run experiments/quickstart] [--seeds N]
+#   bash scripts/bench.sh road streams [examples] [labels] [--examples N N] [--completions N N]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
 #   bash scripts/bench.sh verifiers               rules of verifiers, and hostile programs in the sandbox
-#   bash scripts/bench.sh road [prm_seeds] [--run experiments/quickstart] [--seeds N]
 #   bash scripts/bench.sh house                    what the code looks like, counted
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

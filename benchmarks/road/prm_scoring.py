@@ -1,24 +1,34 @@
 """Published reward models on random weights: whether they are read exactly, whether vLLM's engines say what
 transformers say, and how fast both score beside a plain loop that scores a prefix at a time.
 
-    bash scripts/bench.sh road prm_scoring [--solutions N] [--rounds N]
+    bash scripts/bench.sh road prm_scoring [exact] [gaps] [speed] [--layouts L ...] [--solutions N] [--rounds N]
 
-- `published_prms_exact`: of the models of the table, those whose scores are a computation by hand in float32
+- **exact**: `published_prms_exact`: of the models of the table, those whose scores are a computation by hand in float32
   (tests/models/test_published_prms.py; generative ones in tests/pipeline/test_generative_verifiers.py);
-- `prm_engine_gap`: the largest difference of a score between engines and transformers, over all layouts that engines
-  serve as published, and those that they serve as plain classifiers (`prm/export_classifier`);
-- `prm_scoring_vs_prefixes`, `prm_engines_vs_prefixes`: solutions per second of the stage, without its start, over
-  those of a loop that computes every prefix alone, in the same dtype, on the same solutions.
+- **gaps**: `scores_transformers_vs_vllm`: the largest difference of a score between engines and transformers, over all
+  layouts that engines serve as published, and those that they serve as plain classifiers (`prm/export_classifier`);
+- **speed**: `prm_scoring_vs_prefixes`, `prm_engines_vs_prefixes`: solutions per second of the stage, without its start,
+  over those of a loop that computes every prefix alone, on the same solutions, one thread each, the median of rounds in
+  which all three take turns. The loop's scores must be the stage's.
+
+All sides compute in the precision that the stage chooses on this machine: bfloat16 where that is fast, else float32,
+and `detail` says which. Cells that are not named stay as they are in benchmarks/results/road.json.
+
+About 35 minutes on one quiet core: one for exact, one and a half for each of 15 layouts, two for each of five rounds.
+What is done is kept in --work: the same command at the same commit goes on from there.
 """
 
 import argparse
+import json
+import os
 import random
 import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,15 +36,21 @@ from typing import Any
 import torch
 from transformers import AutoModelForTokenClassification
 
-from benchmarks.result import count, figure
-from benchmarks.road.published_models import MODELS, build_tokenizers, write_model
-from espalier.data.jsonl import read_records, write_records
+from benchmarks.processes.sides import load_before
+from benchmarks.result import RESULTS, count, figure, machine
+from benchmarks.road.published_models import build_tokenizers, write_model
+from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.records import AnnotatedSolution, StepScores
 from espalier.models.load import load_tokenizer
+from espalier.models.precision import AUTO, BF16, FP32, autocast, is_bf16
+from espalier.rewards.engine_scores import LARGEST_GAP
+from espalier.runtime.distributed import device
+from espalier.runtime.run_dir import code_commit
 
 ROOT = Path(__file__).resolve().parents[2]
 HOW = "bash scripts/bench.sh road prm_scoring"
-ENGINES = ("client=data_parallel_engines", "client.num_engines=1", "client.num_threads=1", "client.max_model_len=512")
+CELLS = ("exact", "gaps", "speed")
+GOALS = {FP32: 0.001, BF16: LARGEST_GAP}  # of a difference of scores: rounding of the precision, no more
 AS_PUBLISHED = (
     "math_shepherd",
     "rlhflow",
@@ -85,10 +101,24 @@ def solutions(number: int, seed: int = 0) -> list[AnnotatedSolution]:
     return found
 
 
+def precision() -> str:
+    """Return the precision of the stage on this machine, bf16 or fp32, in which all sides compute."""
+    return BF16 if is_bf16(AUTO, device().type) else FP32
+
+
+def engine_words() -> tuple[str, ...]:
+    """Return the settings of engines that compute in the stage's precision. The stage's own check of engines is left
+    out: every score is compared here, and one that differs is a figure, no end."""
+    dtype = "bfloat16" if precision() == BF16 else "float32"
+    return ("client=data_parallel_engines", "client.num_engines=1", "client.num_threads=1", "client.max_model_len=512",
+            f"client.dtype={dtype}", "stage.num_checked=0")  # fmt: skip
+
+
 def stage(name: str, *words: str) -> str:
-    """Run a stage; what it says. Raises RuntimeError, with its last lines, where it fails."""
+    """Run a stage on one thread; what it says. Raises RuntimeError, with its last lines, where it fails."""
     command = [sys.executable, "run_stage.py", "-cn", name, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-1500:]}")
     return done.stderr
@@ -101,6 +131,23 @@ def score(model: Path, layout: str, rows: Path, output: Path, *words: str) -> tu
     seconds = re.search(r"scored \d+ solutions in ([\d.]+) s", said)
     assert seconds is not None, said[-500:]
     return [row.scores for row in read_records(StepScores, output)], max(0.05, float(seconds[1]))
+
+
+def largest_gap(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
+    """Return the largest difference of a score. Raises ValueError where they are of other solutions or steps."""
+    pairs = [pair for one, other in zip(some, others, strict=True) for pair in zip(one, other, strict=True)]
+    return max(abs(one - other) for one, other in pairs)
+
+
+def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """Return what an earlier run made with these settings at this commit and kept in a file, else make and keep it."""
+    settings = {**settings, "commit": code_commit(), "precision": precision()}
+    if path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
+        return found["made"]
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"settings": settings, "made": made})
+    return made
 
 
 def exact() -> tuple[int, list[str]]:
@@ -120,88 +167,138 @@ def exact() -> tuple[int, list[str]]:
     return len(EXACT) - len(wrong), wrong
 
 
-def gaps(folder: Path, layouts: Sequence[str] = (*AS_PUBLISHED, *AS_CLASSIFIERS)) -> dict[str, float]:
-    """Return the largest difference of a score between engines and transformers for each layout."""
-    tokenizers = build_tokenizers(folder / "tokenizers")
-    write_records(folder / "rows.jsonl", solutions(12))
-    found = {}
-    for layout in layouts:
-        model = write_model(layout, folder / layout, tokenizers, hidden_size=128)  # engines take heads of 32 or more
-        served = model
+def gap(layout: str) -> dict[str, float]:
+    """Return the largest difference of a score between engines and transformers for a layout, and the lowest and the
+    highest score."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = folder / "rows.jsonl"
+        write_records(rows, solutions(12))
+        model = write_model(layout, folder / layout, build_tokenizers(folder / "tokenizers"), hidden_size=128)
+        served = model  # engines take heads of 32 dimensions or more
         if layout in AS_CLASSIFIERS:
             served = folder / f"{layout}-plain"
             stage("prm/export_classifier", f"stage.model={model}", f"stage.layout={layout}",
                   "stage.has_two_labels=false", f"output={served}")  # fmt: skip
-        own, _ = score(model, layout, folder / "rows.jsonl", folder / f"{layout}.jsonl")
-        theirs, _ = score(served, layout, folder / "rows.jsonl", folder / f"{layout}-engine.jsonl", *ENGINES)
-        pairs = [pair for one, other in zip(own, theirs, strict=True) for pair in zip(one, other, strict=True)]
-        found[layout] = max(abs(one - other) for one, other in pairs)
-        print(f"{layout}: {found[layout]:.4f} of scores from {min(map(min, own)):.3f} to {max(map(max, own)):.3f}")
+        own, _ = score(model, layout, rows, folder / "own.jsonl")
+        theirs, _ = score(served, layout, rows, folder / "theirs.jsonl", *engine_words())
+    found = {"gap": largest_gap(own, theirs), "lowest": min(map(min, own)), "highest": max(map(max, own))}
+    print(f"{layout}: {found['gap']:.6f} of scores from {found['lowest']:.3f} to {found['highest']:.3f}", flush=True)
     return found
 
 
 @torch.inference_mode()
-def prefixes(model: Path, rows: Sequence[AnnotatedSolution]) -> float:
-    """Return the seconds of a loop that computes every prefix of every solution alone, read at its last token."""
-    network = AutoModelForTokenClassification.from_pretrained(model, dtype=torch.float32).eval()
+def prefixes(model: Path, rows: Sequence[AnnotatedSolution]) -> tuple[list[list[float]], float]:
+    """Return the scores, and the seconds, of a loop that computes every prefix of every solution alone, in the stage's
+    precision, and reads it at its last token."""
+    place = device()
+    torch.set_num_threads(1)
+    network = AutoModelForTokenClassification.from_pretrained(model, dtype=torch.float32).eval().to(place)
     tokenizer = load_tokenizer(str(model))
     newline = tokenizer("\n", add_special_tokens=False).input_ids
 
-    def one(row: AnnotatedSolution) -> None:
-        ids = [tokenizer.bos_token_id, *tokenizer(row.question, add_special_tokens=False).input_ids]
+    def one(row: AnnotatedSolution) -> list[float]:
+        ids, found = [tokenizer.bos_token_id, *tokenizer(row.question, add_special_tokens=False).input_ids], []
         for step in row.steps:
             ids += [*tokenizer(step, add_special_tokens=False).input_ids, *newline]
-            with torch.autocast("cpu", torch.bfloat16):
-                float(torch.softmax(network(torch.tensor([ids])).logits[0, -1].float(), -1)[1])
+            with autocast(place, AUTO):
+                logits = network(torch.tensor([ids], device=place)).logits[0, -1]
+            found.append(float(torch.softmax(logits.float(), -1)[1]))
+        return found
 
     one(rows[0])
     began = time.monotonic()
-    for row in rows:
-        one(row)
-    return time.monotonic() - began
+    scores = [one(row) for row in rows]
+    return scores, time.monotonic() - began
 
 
-def throughput(folder: Path, number: int, rounds: int) -> dict[str, list[float]]:
-    """Return solutions per second over those of the loop, in each round, of both ways to score."""
-    tokenizers = build_tokenizers(folder / "tokenizers")
+def speed_round(number: int) -> dict[str, float]:
+    """Return the seconds of the loop, of the stage and of the stage with engines on so many solutions, side by side.
+    Raises RuntimeError where the loop and the stage do not score alike: their seconds would not compare."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
-    model = write_model("trl", folder / "speed", tokenizers, **sizes)
-    rows = solutions(number, seed=1)
-    write_records(folder / "speed.jsonl", rows)
-    found: dict[str, list[float]] = {"transformers": [], "engines": []}
-    for k in range(rounds):
-        plain = prefixes(model, rows)
-        for name, words in (("transformers", ()), ("engines", ENGINES)):
-            _, seconds = score(model, "trl", folder / "speed.jsonl", folder / f"{name}-{k}.jsonl", *words)
-            found[name].append(plain / seconds)
-            print(f"round {k}: {name} {seconds:.2f} s, a prefix at a time {plain:.2f} s")
-    return found
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        model = write_model("trl", folder / "model", build_tokenizers(folder / "tokenizers"), **sizes)
+        rows = solutions(number, seed=1)
+        write_records(folder / "rows.jsonl", rows)
+        plain, loop = prefixes(model, rows)
+        own, transformers = score(model, "trl", folder / "rows.jsonl", folder / "own.jsonl")
+        theirs, engines = score(model, "trl", folder / "rows.jsonl", folder / "theirs.jsonl", *engine_words())
+    for who, found in (("transformers", own), ("engines", theirs)):
+        if (apart := largest_gap(plain, found)) > GOALS[precision()]:
+            raise RuntimeError(f"{who} and the loop of prefixes differ by {apart:.4f} in a score")
+    print(f"a prefix at a time {loop:.2f} s, transformers {transformers:.2f} s, engines {engines:.2f} s", flush=True)
+    return {"loop": loop, "transformers": transformers, "engines": engines}
+
+
+def exact_part(num_exact: int, wrong: Sequence[str]) -> dict[str, Any]:
+    """Return the figure of exact models, and which are not."""
+    figures = {"published_prms_exact": count(num_exact, len(EXACT), "models", how=f"{HOW} exact")}
+    return {"figures": figures, "tables": [], "not_exact": list(wrong)}
+
+
+def gaps_part(found: Mapping[str, Mapping[str, float]], computed_in: str) -> dict[str, Any]:
+    """Return the figure and the table of differences between engines and transformers: layout → what `gap` gives."""
+    gaps, goal = [row["gap"] for row in found.values()], GOALS[computed_in]
+    shown = {"value": round(max(gaps), 6), "low": round(min(gaps), 6), "high": round(max(gaps), 6),
+             "unit": f"score, {computed_in}, {len(gaps)} layouts", "goal": goal, "better": "lower",
+             "met": max(gaps) <= goal, "how": f"{HOW} gaps"}  # fmt: skip
+    rows = [[layout, "published" if layout in AS_PUBLISHED else "a plain classifier", f"{row['gap']:.6f}",
+             f"{row['lowest']:.3f} to {row['highest']:.3f}"] for layout, row in found.items()]  # fmt: skip
+    table = {"title": f"Engines and transformers on random weights in {computed_in}: largest difference of a score",
+             "columns": ["layout", "served as", "difference", "scores"], "rows": rows}  # fmt: skip
+    return {"figures": {"scores_transformers_vs_vllm": shown}, "tables": [table]}
+
+
+def speed_part(rounds: Sequence[Mapping[str, float]], number: int, computed_in: str) -> dict[str, Any]:
+    """Return the figures and the table of seconds per round of the three ways to score so many solutions."""
+    names = {"transformers": "prm_scoring_vs_prefixes", "engines": "prm_engines_vs_prefixes"}
+    figures = {name: figure([row["loop"] / row[way] for row in rounds], goal=2.0, how=f"{HOW} speed")
+               for way, name in names.items()}  # fmt: skip
+    rows = []
+    for way, shown in (("loop", "a prefix at a time"), ("transformers", "transformers"), ("engines", "an engine")):
+        each = sorted(number / row[way] for row in rounds)
+        rows.append([shown, f"{each[len(each) // 2]:.1f}", f"{each[0]:.1f} to {each[-1]:.1f}"])
+    table = {"title": f"Solutions scored per second in {computed_in}, median of {len(rounds)} rounds side by side",
+             "columns": ["by", "median", "low to high"], "rows": rows}  # fmt: skip
+    return {"figures": figures, "tables": [table], "solutions": number, "seconds": list(rounds)}
+
+
+def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the section's `{"figures", "tables", "cells"}` of the parts of its cells."""
+    figures = {name: value for part in parts.values() for name, value in part["figures"].items()}
+    return {"figures": figures, "tables": [table for part in parts.values() for table in part["tables"]],
+            "cells": dict(parts)}  # fmt: skip
 
 
 def measure(words: Sequence[str]) -> dict[str, Any]:
-    """Return `{"figures", "detail", "tables"}` of this section of the road benchmark."""
-    parser = argparse.ArgumentParser(prog="bash scripts/bench.sh road prm_scoring")
+    """Return the figures, tables and cells of this section; cells that are not run as they were."""
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=HOW, description=__doc__, formatter_class=about)
+    parser.add_argument("cells", nargs="*", choices=[*CELLS, []], help="all where none is named")
+    known = [*AS_PUBLISHED, *AS_CLASSIFIERS]
+    parser.add_argument("--layouts", nargs="+", default=known, choices=known)
     parser.add_argument("--solutions", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layouts", nargs="*", default=[*AS_PUBLISHED, *AS_CLASSIFIERS], choices=sorted(MODELS))
-    args = parser.parse_args(words)
-    num_exact, wrong = exact()
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        differences = gaps(folder, args.layouts)
-        ratios = throughput(folder, args.solutions, args.rounds)
-    largest = max(differences.values())
-    gap = {"value": round(largest, 4), "low": round(min(differences.values()), 4), "high": round(largest, 4),
-           "unit": "score", "goal": 0.05, "better": "lower", "met": largest <= 0.05, "how": HOW}  # fmt: skip
-    figures = {
-        "published_prms_exact": count(num_exact, 16, "models", how=HOW),
-        "prm_engine_gap": gap,
-        "prm_scoring_vs_prefixes": figure(ratios["transformers"], goal=2.0, how=HOW),
-        "prm_engines_vs_prefixes": figure(ratios["engines"], goal=2.0, how=HOW),
-    }
-    table = {"title": "Engines and transformers on random weights, largest difference of a score",
-             "columns": ["layout", "served as", "difference"],
-             "rows": [[layout, "published" if layout in AS_PUBLISHED else "a plain classifier", round(value, 5)]
-                      for layout, value in differences.items()]}  # fmt: skip
-    detail = {"solutions": args.solutions, "rounds": args.rounds, "not_exact": wrong}
-    return {"figures": figures, "detail": detail, "tables": [table]}
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=Path("experiments/prm_scoring"))
+    args = parser.parse_args(list(words))
+    before: dict[str, Any] = {}
+    if (path := RESULTS / "road.json").is_file():
+        before = json.loads(path.read_text())["detail"].get("prm_scoring", {}).get("cells", {})
+    parts, work, computed_in = dict(before), args.work.resolve(), precision()
+    for cell in args.cells or CELLS:
+        stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"),
+                 "precision": computed_in, "load_before": load_before()}  # fmt: skip
+        if cell == "exact":
+            part = exact_part(*kept(work / "exact.json", {}, exact))
+        elif cell == "gaps":
+            part = gaps_part(
+                {layout: kept(work / f"gap-{layout}.json", {}, partial(gap, layout)) for layout in args.layouts},
+                computed_in,
+            )
+        else:
+            settings, make = {"solutions": args.solutions}, partial(speed_round, args.solutions)
+            rounds = [kept(work / f"speed-{k}.json", settings, make) for k in range(args.rounds)]
+            part = speed_part(rounds, args.solutions, computed_in)
+        parts[cell] = {**part, "made": stamp}
+    return merged({cell: parts[cell] for cell in CELLS if cell in parts})
