@@ -26,6 +26,7 @@ from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.values.choose_labels import ChooseLabels
+from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
@@ -86,6 +87,7 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
     paths = {path.stem: str(path) for path in folder.glob("*.jsonl")}
     rows, states, values, scores = (paths[name] for name in ("trajectories", "states", "values", "scores"))
     return {
+        "cut_states": (CutStates(), rows),
         "estimate_values": (EstimateValues(rows, states), paths["completions"]),
         "label_by_contrast": (LabelByContrast(rows, states, fewest_labels=0, confidence=0.6), paths["joined"]),
         "choose_labels": (ChooseLabels(), rows),
@@ -110,6 +112,7 @@ def run(stage: Stage, path: str, output: Path) -> Path:
 
 
 OF_ALL_ROWS = {
+    "cut_states": "bc25c9e695ae923d",
     "estimate_values": "e93623f4c4dbf4fd",
     "label_by_contrast": "763866da42cbbd62",
     "choose_labels": "632f637b437f4e7a",
