@@ -23,6 +23,7 @@ from espalier.pipeline.pairs.build_preferences import (
 )
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
+from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.values.choose_labels import ChooseLabels
@@ -97,6 +98,7 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
         "step_preferences": (StepPreferences(values=values, margin=0.1), rows),
         "partial_preferences": (PartialPreferences(scores=scores, margin=0.2, max_rejected=2), rows),
         "evaluate": (Evaluate(greedy="", scores=scores), rows),
+        "prm_calibration": (EvaluateProcessReward(scores, held_out_share=0.7), values),
         "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
     }
 
@@ -122,6 +124,7 @@ OF_ALL_ROWS = {
     "step_preferences": "4ca1f144487c49e0",
     "partial_preferences": "12f0d6d4c8fdddf8",
     "evaluate": "71a538c99baba467",
+    "prm_calibration": "88143d6a3692b316",
     "select_demonstrations": "5916b48a371828c8",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory"""
