@@ -21,6 +21,7 @@ from espalier.pipeline.pairs.build_preferences import (
     ProcessPreferences,
     StepPreferences,
 )
+from espalier.pipeline.pairs.check_pairs import CheckPairs
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
@@ -54,7 +55,22 @@ def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, paddi
     }  # fmt: skip
     for name, part in files.items():
         write_records(folder / f"{name}.jsonl", rng.sample(part, len(part)) if is_shuffled else part)  # type: ignore[arg-type]
+    write_records(folder / "pairs.jsonl", _pairs(rng, rows, padding))
     return folder
+
+
+def _pairs(rng: random.Random, rows: list[Trajectory], padding: str) -> list[PreferencePair]:
+    """Some pairs per problem, of whole solutions and of steps, a few with a problem's name in a mixture, in any
+    order."""
+    found = []
+    for start in range(0, len(rows), 4):
+        for one, other in rng.sample([(a, b) for a in range(4) for b in range(4) if a != b], 5):
+            kind, mark = rng.choice([("outcome", ""), ("process", ""), ("step", "#0")])
+            chosen, rejected = rows[start + one], rows[start + other]
+            name, copy = f"{chosen.id}{mark}>{rejected.id}{mark}", rng.choice(["", "", "~2"])
+            found.append(PreferencePair(f"{name}{copy}", f"{chosen.problem_id}{copy}", kind, f"Q{padding}", "a", "b",
+                                        [5], chosen.response_ids, rejected.response_ids, 1.0, 0.0))  # fmt: skip
+    return rng.sample(found, len(found))
 
 
 def _solution(rng: random.Random, problem: int, sample: int, padding: str) -> Trajectory:
@@ -99,6 +115,7 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
         "partial_preferences": (PartialPreferences(scores=scores, margin=0.2, max_rejected=2), rows),
         "evaluate": (Evaluate(greedy="", scores=scores), rows),
         "prm_calibration": (EvaluateProcessReward(scores, held_out_share=0.7), values),
+        "check_pairs": (CheckPairs(values, scores, largest_wrong_share=1), paths["pairs"]),
         "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
     }
 
@@ -125,6 +142,7 @@ OF_ALL_ROWS = {
     "partial_preferences": "12f0d6d4c8fdddf8",
     "evaluate": "71a538c99baba467",
     "prm_calibration": "88143d6a3692b316",
+    "check_pairs": "77766f9b96853fd0",
     "select_demonstrations": "5916b48a371828c8",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory"""
