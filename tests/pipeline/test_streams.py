@@ -1,6 +1,7 @@
 """Stages that work problem by problem: what they write, and that their memory does not grow with the rows."""
 
 import hashlib
+import json
 import random
 import resource
 import subprocess
@@ -9,8 +10,11 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from espalier.data import tables
 from espalier.data.jsonl import write_json, write_records
 from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluation import intervals
@@ -22,6 +26,7 @@ from espalier.pipeline.pairs.build_preferences import (
     StepPreferences,
 )
 from espalier.pipeline.pairs.check_pairs import CheckPairs
+from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
@@ -177,6 +182,28 @@ def test_memory_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0] + 100_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_memory_of_an_import_does_not_grow_with_the_rows(
+    kind: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 50)
+    peaks = []
+    for number in (200, 1_000):
+        row = {"prompt": "1 + 2 =", "chosen": " 3", "rejected": " 6", "more": "x" * 1_000}
+        rows = [{**row, "id": f"pair {place}"} for place in range(number)]
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"warm-{number}")
+        tracemalloc.start()
+        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"out-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
 
 
 def test_what_sqlite_holds_of_an_index_is_bounded_by_its_cache(tmp_path: Path) -> None:
