@@ -27,7 +27,8 @@ _WHERE = "start, size, checksum"
 _CACHE_KIB = 4 * 1024  # of pages, and as much again of a sort before it goes on on disk
 
 
-def _hash(text: str) -> int:
+def hash_of(text: str) -> int:
+    """Return the 64 bits, with a sign, that a problem or an id is known by."""
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big", signed=True
     )
@@ -44,23 +45,30 @@ def on_disk(place: str) -> Iterator[None]:
         raise
 
 
+def nameless_base(beside: Path, tables: str) -> tuple[sqlite3.Connection, str]:
+    """Return a SQLite base with these `tables` in the folder of `beside`, and the name that it had there: it has none
+    any more, and is gone with the process. Raises OSError where the disk is full."""
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
+    base = sqlite3.connect(name, isolation_level=None)
+    try:
+        with on_disk(name):
+            base.executescript(
+                f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
+                f"PRAGMA locking_mode=EXCLUSIVE; {tables}"
+            )
+    finally:
+        Path(name).unlink(missing_ok=True)  # it stays open
+    return base, name
+
+
 class ProblemRows:
     """Files of records with an `id` and a `problem_id`. Files are numbered in the order they are added in."""
 
     def __init__(self, beside: Path):
         """The index lies in the folder of `beside`, the file that is being made."""
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        self._name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
-        self._base = sqlite3.connect(self._name, isolation_level=None)
-        try:
-            with self._on_disk():
-                self._base.executescript(
-                    f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
-                    "PRAGMA locking_mode=EXCLUSIVE; CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
-                    "CREATE TABLE names (name BLOB, problem INTEGER);"
-                )
-        finally:
-            Path(self._name).unlink(missing_ok=True)  # it stays open, and is gone with the process
+        self._base, self._name = nameless_base(beside, "CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
+                                               "CREATE TABLE names (name BLOB, problem INTEGER);")  # fmt: skip
         self._files: list[tuple[type, IO[bytes], str]] = []
         self._open = ExitStack()
 
@@ -85,8 +93,9 @@ class ProblemRows:
     def _on_disk(self) -> AbstractContextManager[None]:
         return on_disk(self._name)
 
-    def add(self, kind: type, path: str) -> int:
-        """Read a file; its number of rows. Raises BadInput on a bad row and on an id that stands twice."""
+    def add(self, kind: type, path: str, finds_ids: bool = False) -> int:
+        """Read a file; its number of rows. `finds_ids`: they are looked up by their ids (`by_id`). Raises BadInput on a
+        bad row and on an id that stands twice."""
         number = len(self._files)
         table = f"rows{number}"
         with self._on_disk():
@@ -96,6 +105,8 @@ class ProblemRows:
             self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", _noted(kind, path))
             self._base.execute("COMMIT")
             self._base.execute(f"CREATE INDEX {table}_problem ON {table} (problem)")
+            if finds_ids:
+                self._base.execute(f"CREATE INDEX {table}_name ON {table} (name)")
             count: int = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         file = self._open.enter_context(Path(path).open("rb"))  # noqa: SIM115
         self._files.append((kind, file, path))
@@ -170,6 +181,19 @@ class ProblemRows:
         kind = self._files[number][0]
         return [kind(**self._row(number, *place)) for place in self._base.execute(where, (problem,)).fetchall()]
 
+    def in_order(self, number: int) -> Iterator[Any]:
+        """Yield the records of one file in file order."""
+        kind = self._files[number][0]
+        with self._on_disk():
+            for place in self._base.execute(f"SELECT {_WHERE} FROM rows{number} ORDER BY place"):
+                yield kind(**self._row(number, *place))
+
+    def by_id(self, number: int, name: str) -> Any:
+        """Return the record of this id in one file that was added with `finds_ids`, None where it has none."""
+        kind = self._files[number][0]
+        found = self._base.execute(f"SELECT {_WHERE} FROM rows{number} WHERE name = ?", (hash_of(name),)).fetchall()
+        return next((kind(**row) for row in (self._row(number, *place) for place in found) if row["id"] == name), None)
+
     def places(self, number: int, problem: int) -> list[int]:
         """Return where a problem's records stand in one file, in file order, from 0."""
         where = f"SELECT place FROM rows{number} WHERE problem = ? ORDER BY place"
@@ -205,4 +229,4 @@ def _noted(kind: type, path: str) -> Iterator[tuple[int, ...]]:
     for place, (number, start, line) in enumerate(iter_lines(path)):
         where = f"{path}:{number}"
         record: Any = parse_record(kind, parse_line(line, where), where)
-        yield place, number, _hash(record.problem_id), _hash(record.id), start, len(line), crc32(line)
+        yield place, number, hash_of(record.problem_id), hash_of(record.id), start, len(line), crc32(line)

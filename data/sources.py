@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from espalier.data.jsonl import refuse_constant, refuse_doubled
 from espalier.data.records import BadInput
@@ -169,6 +169,41 @@ def read_json_rows(path: str | Path, under: str = "") -> list[Row]:
     if text[start] == "[":
         return list(_array_rows(str(path), text, start + 1, ""))
     return list(_line_rows(str(path), text))
+
+
+def open_json_lines(path: str | Path) -> tuple[int, Iterator[Row]] | None:
+    """Return how many rows a plain file of JSON lines has, and the rows, which are read one by one: those of
+    `read_json_rows`. None where that must read the whole file (an array, gzip) or refuses it."""
+    path = Path(path)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        head = file.peek(8)
+        if head.startswith((b"\x1f\x8b", *_FOREIGN)):
+            return None
+        count, is_begun = 0, False
+        try:
+            for _, line in _text_lines(file):
+                if not is_begun and (begun := line.lstrip(" \t\r\n")):
+                    is_begun = True
+                    if begun.startswith("["):
+                        return None
+                count += bool(line.strip())
+        except UnicodeDecodeError:
+            return None
+    return (count, _rows_of_lines(path)) if count else None
+
+
+def _text_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(file, 1):
+        yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode().removesuffix("\n")
+
+
+def _rows_of_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in _text_lines(file):
+            if line.strip():
+                yield _object_row(str(path), number, line)
 
 
 def _line_rows(file: str, text: str) -> Iterator[Row]:

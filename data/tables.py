@@ -3,12 +3,15 @@
 import csv
 import io
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.data.sources import Row, read_json_rows, read_text
+from espalier.data.sources import Row, open_json_lines, read_json_rows, read_text
+
+_ROWS_AT_ONCE = 1_000  # of a Parquet file
 
 
 def read_csv_rows(path: str | Path) -> list[Row]:
@@ -76,7 +79,12 @@ def table_rows(table: Iterable[Mapping[str, Any]], name: str) -> list[Row]:
 
 
 def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]:
-    """Return the rows of one split of a dataset, through the `datasets` library.
+    """Return the rows of `hub_tables`. Raises BadInput as it does."""
+    return [row for name, table in hub_tables(hub, config, split, revision) for row in table_rows(table, name)]
+
+
+def hub_tables(hub: str, config: str, split: str, revision: str) -> list[tuple[str, Any]]:
+    """Return the names and the tables of one split of a dataset, through the `datasets` library.
 
     `hub` is a name on the Hugging Face hub, or a folder written by `save_to_disk` (a single table there is whatever
     split is asked for) or that `load_dataset` can read.
@@ -86,7 +94,7 @@ def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]
     import datasets
 
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries: the error says enough
-    rows: list[Row] = []
+    tables: list[tuple[str, Any]] = []
     for part in config.split("+"):
         name = "/".join(piece for piece in (hub, part, split) if piece)
         try:
@@ -101,34 +109,67 @@ def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]
             raise BadInput(
                 f"{name}: cannot be loaded ({reason}): check task.hub, or give the files by task.path"
             ) from None
-        rows += table_rows(table, name)
-    if not rows:
+        tables.append((name, table))
+    if not any(len(table) for _, table in tables):
         raise BadInput(f"{hub}: the split '{split}' has no row")
-    return rows
+    return tables
 
 
 def read_parquet_rows(path: str | Path) -> list[Row]:
     """Return the rows of a Parquet file, counted from 1. Raises BadInput where it cannot be read or has no row."""
-    import pyarrow
+    return list(open_parquet(path)[1])
+
+
+def open_parquet(path: str | Path) -> tuple[int, Iterator[Row]]:
+    """Return how many rows a Parquet file has, and the rows, some of which are in memory at a time. Raises BadInput
+    where it cannot be read or has no row."""
     from pyarrow import parquet
 
+    with _says_what_is_wrong(path):
+        file = parquet.ParquetFile(path)
+    if not file.metadata.num_rows:
+        raise BadInput(f"{path}: a header and no row: fetch it again")
+    return file.metadata.num_rows, _parquet_rows(path, file)
+
+
+def _parquet_rows(path: str | Path, file: Any) -> Iterator[Row]:
+    number = 0
+    with file, _says_what_is_wrong(path):
+        for batch in file.iter_batches(_ROWS_AT_ONCE):
+            for fields in batch.to_pylist():
+                number += 1
+                yield Row(str(path), number, fields)
+
+
+@contextmanager
+def _says_what_is_wrong(path: str | Path) -> Iterator[None]:
+    """Raise BadInput in the place of what pyarrow raises for a damaged or missing file."""
+    import pyarrow
+
     try:
-        table = parquet.read_table(path)
+        yield
     except (OSError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(
             f"{path}: no Parquet file that can be read ({reason}): check the path, or fetch it again"
         ) from None
-    if not table.num_rows:
-        raise BadInput(f"{path}: a header and no row: fetch it again")
-    return table_rows(table.to_pylist(), str(path))
 
 
-def read_rows(path: str, hub: str = "", config: str = "", split: str = "train", revision: str = "") -> list[Row]:
-    """Return the rows of a file (JSON lines, JSON or Parquet, by its name), or of a data set of the hub where no file
-    is named. Raises BadInput where neither is named, or both."""
+def open_rows(
+    path: str, hub: str = "", config: str = "", split: str = "train", revision: str = ""
+) -> tuple[int, Iterator[Row]]:
+    """Return how many rows a file has (JSON lines, JSON or Parquet, by its name), or a data set of the hub where no
+    file is named, and the rows, read as they are asked for: only a JSON array and a gzip file are held whole. Raises
+    BadInput where neither is named, or both."""
     if bool(path) == bool(hub):
         raise BadInput("name one of the two: input=FILE, or stage.hub=NAME")
     if hub:
-        return read_hub_rows(hub, config, split, revision)
-    return read_parquet_rows(path) if Path(path).suffix == ".parquet" else read_json_rows(path)
+        tables = hub_tables(hub, config, split, revision)
+        rows = (Row(name, number, dict(fields)) for name, table in tables for number, fields in enumerate(table, 1))
+        return sum(len(table) for _, table in tables), rows
+    if Path(path).suffix == ".parquet":
+        return open_parquet(path)
+    if opened := open_json_lines(path):
+        return opened
+    whole = read_json_rows(path)
+    return len(whole), iter(whole)

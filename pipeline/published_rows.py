@@ -2,19 +2,22 @@
 
 A row is read on its own: one that cannot be is written to `X.rejected.jsonl` with its place and the reason, counted,
 and ends the program with 1; so is one that becomes another kind of record than the first one. Ids are the rows' own
-(`id` or `prompt_id`), or made of the line; one that stands again gets `~2`, `~3`, … behind it.
+(`id` or `prompt_id`), or made of the line; one that stands again gets `~2`, `~3`, … behind it. Rows are read one by one,
+and their ids are counted on disk: memory does not grow with those that can be read.
 """
 
 import logging
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from espalier.data.jsonl import write_records
+from espalier.data.row_index import nameless_base, on_disk
 from espalier.data.sources import BadRow, RejectedRow, Row
-from espalier.data.tables import read_rows
+from espalier.data.tables import open_rows
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
@@ -43,12 +46,11 @@ class PublishedRows:
         """Return one record per row that can be read, in order."""
         from espalier.models.tokenizer import load_tokenizer
 
-        rows = read_rows(input_path, self.hub, self.config, self.split, self.revision)
+        total, rows = open_rows(input_path, self.hub, self.config, self.split, self.revision)
         tokenizer = load_tokenizer(self.tokenizer)
         rejected: list[RejectedRow] = []
-        ids = Counter[str]()
         kind: Any = None
-        with context.progress("import", len(rows), "row") as progress:
+        with context.progress("import", total, "row") as progress, _IdCounts(context.output) as ids:
             for number, row in enumerate(rows, 1):
                 try:
                     if row.error:
@@ -61,15 +63,40 @@ class PublishedRows:
                 except BadRow as error:
                     rejected.append(row.rejected(str(error)))
                     continue
-                ids[record.id] += 1
-                yield record if ids[record.id] == 1 else replace(record, id=f"{record.id}~{ids[record.id]}")
+                times = ids.add(record.id)
+                yield record if times == 1 else replace(record, id=f"{record.id}~{times}")
                 progress.update(number)
         context.counts["rejected"] = len(rejected)
         if rejected:
             write_records(context.output.with_name(f"{context.output.stem}.rejected.jsonl"), rejected)
             first = rejected[0]
-            log.warning("%d of %d rows cannot be read: %s:%d: %s", len(rejected), len(rows), first.file, first.line,
+            log.warning("%d of %d rows cannot be read: %s:%d: %s", len(rejected), total, first.file, first.line,
                         first.reason)  # fmt: skip
+
+
+class _IdCounts:
+    """How often each id came so far."""
+
+    def __init__(self, beside: Path):
+        self._base, self._name = nameless_base(
+            beside, "CREATE TABLE ids (id BLOB PRIMARY KEY, times INTEGER) WITHOUT ROWID; BEGIN;"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._base.close()
+
+    def add(self, name: str) -> int:
+        """Count an id; how often it came, this time with it."""
+        key = (name.encode("utf-8", "surrogatepass"),)
+        with on_disk(self._name):
+            self._base.execute("INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1", key)
+            times: int = self._base.execute("SELECT times FROM ids WHERE id = ?", key).fetchone()[0]
+        return times
 
 
 def row_name(row: Row) -> str:

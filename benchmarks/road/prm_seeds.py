@@ -18,8 +18,9 @@ from typing import Any
 from benchmarks.rl.policy import run_program
 from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.records import StepScores, Trajectory
+from espalier.data.records import Trajectory
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward, auc
+from espalier.pipeline.stage import StageContext
 
 HOW = "bash scripts/bench.sh road prm_seeds"
 EXPERIMENT = "exp/reward/word_arithmetic"
@@ -29,10 +30,9 @@ GOAL = 0.92
 
 def auc_of(values: Path, scores: Path) -> float:
     """Return the AUC over all distinct held-out steps of a file of scores."""
-    judge = EvaluateProcessReward(str(scores), HELD_OUT)
-    rows = {row.id: row.scores for row in read_records(StepScores, str(scores))}
-    steps = list(judge.scored_steps(str(values), rows).values())
-    found = auc([step.score for step in steps], [step.value > 0.5 for step in steps])
+    context = StageContext(None, scores, 60.0)  # the index of rows lies beside the scores
+    steps = EvaluateProcessReward(str(scores), HELD_OUT).scored_steps(str(values), context)
+    found = auc(steps.scores, steps.values > 0.5)
     if found is None:
         raise SystemExit(f"error: {values}: all held-out steps are of one kind: no AUC")
     return found

@@ -49,7 +49,10 @@ def calibration_error(
 
 
 def calibration_bins(
-    scores: Sequence[float], values: Sequence[float], num_bins: int = NUM_BINS, is_equal_count: bool = False
+    scores: Sequence[float] | np.ndarray,
+    values: Sequence[float] | np.ndarray,
+    num_bins: int = NUM_BINS,
+    is_equal_count: bool = False,
 ) -> list[dict[str, float]]:
     """Return every bin's mean score, mean value and number of rows; empty bins are left out. Rows that a border of
     equal counts parts count in parts."""

@@ -60,10 +60,13 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, draws: int = 10_0
 
 
 def resampled(
-    problems: Sequence[str], figure: Callable[[np.ndarray], float | None], seed: int = 0, draws: int = 2_000
+    problems: Sequence[str] | np.ndarray,
+    figure: Callable[[np.ndarray], float | None],
+    seed: int = 0,
+    draws: int = 2_000,
 ) -> Interval | None:
-    """Return `{"mean", "low", "high", "n"}` of a figure of rows that belong to n `problems`; "mean" is the figure
-    itself.
+    """Return `{"mean", "low", "high", "n"}` of a figure of rows that belong to n `problems`, ids or their places in the
+    order of the ids [R]; "mean" is the figure itself.
 
     `figure(weights)` gets the weight of each row [R]; None says that it is not defined, and such draws are left out.
     None where it is not defined for the rows as they are.
@@ -82,13 +85,17 @@ def resampled(
 
 def resampled_mean(rows: Sequence[tuple[str, float]]) -> Interval | None:
     """Return `resampled` of the mean of (problem, value) over all rows; None without a row."""
-    values = np.asarray([value for _, value in rows])
+    return mean_over_problems([problem for problem, _ in rows], np.asarray([value for _, value in rows]))
+
+
+def mean_over_problems(problems: Sequence[str] | np.ndarray, values: np.ndarray) -> Interval | None:
+    """Return `resampled` of the mean of values [R]; None without a row."""
 
     def mean(weights: np.ndarray) -> float | None:
         total = weights.sum()
         return float(weights @ values / total) if total else None
 
-    return resampled([problem for problem, _ in rows], mean)
+    return resampled(problems, mean)
 
 
 def interval(values: Sequence[float]) -> Interval:

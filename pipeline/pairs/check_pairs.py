@@ -15,77 +15,35 @@ share w of pairs in the wrong order 1 - 2 w of what they teach is left. `verdict
 interval over problems is all above `largest_wrong_share`: exit code 2; "weak" where w is above 0.2, or the scores order
 states at equal steps no better than chance (`score_agreement`'s interval reaches 0.5); else "in order". A kind of pairs
 that would harm by itself is named in a warning.
+
+Pairs are read one by one and their solutions looked up (`data.row_index`), values problem by problem: what is kept is
+the numbers of `pipeline.pairs.pair_evidence`, and sums per problem.
 """
 
 import logging
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues
-from espalier.pipeline.evaluation.intervals import Interval, resampled_mean
-from espalier.pipeline.prm.seen_problems import note_seen
+from espalier.data.row_index import ProblemRows
+from espalier.pipeline.evaluation.intervals import Interval
+from espalier.pipeline.pairs.pair_evidence import PairEvidence, ScoreAgreement, sides_of
+from espalier.pipeline.prm.seen_problems import SeenCounts
 from espalier.pipeline.stage import StageContext
-from espalier.values.label_reliability import counted_states, signal_sums
-from espalier.values.value_prior import CountPair, ValuePrior, fit_prior
+from espalier.values.label_reliability import CountedState, counted_states, sum_problems
+from espalier.values.value_prior import ValuePrior, fit_prior
 
 log = logging.getLogger("stage")
 
 WEAK_ABOVE = 0.2
-EXACT = 1_000  # completions that the outcome of a finished solution is worth: its value is known
 HARM, WEAK, IN_ORDER, UNKNOWN = "would harm", "weak", "in order", "not known"
 
-Side = tuple[StepValues, int | None]  # a solution, and the number of its steps (None: all, a whole solution)
-KnownPair = tuple[PreferencePair, tuple[Side, Side]]
-
-
-def sides_of(pair: PreferencePair, rows: Mapping[str, StepValues]) -> tuple[Side, Side] | None:
-    """Return the two sides of a pair by its id, None where a solution is not among `rows`, or has no such step."""
-    chosen, _, rejected = re.sub(r"(~\d+)?(@round\d+)*$", "", pair.id).partition(">")
-    sides: list[Side] = []
-    for name in (chosen, rejected):
-        number = None
-        if pair.kind in ("step", "partial"):
-            name, _, steps = name.rpartition("#")
-            number = int(steps or 0) + (pair.kind == "step")  # a step pair's id counts the steps before it
-        if name not in rows or (number is not None and not 1 <= number <= len(rows[name].steps)):
-            return None
-        sides.append((rows[name], number))
-    return sides[0], sides[1]
-
-
-def state_count(row: StepValues, num_steps: int) -> CountPair:
-    """Return the counts of the state after so many steps; a finished solution's outcome counts `EXACT` times."""
-    if num_steps == len(row.steps):
-        return EXACT * row.is_correct, EXACT
-    return row.num_correct[num_steps - 1], row.num_completions[num_steps - 1]
-
-
-def equal_steps(good: StepValues, bad: StepValues) -> list[int]:
-    """Return the numbers of steps after which both solutions are in different inner states with completions."""
-    return [
-        step
-        for step in range(1, min(len(good.steps), len(bad.steps)))
-        if good.num_completions[step - 1]
-        and bad.num_completions[step - 1]
-        and good.response_ids[: good.step_ends[step - 1]] != bad.response_ids[: bad.step_ends[step - 1]]
-    ]
-
-
-def count_pairs(chosen: Side, rejected: Side) -> list[tuple[CountPair, CountPair]]:
-    """Return the counts to compare; empty for whole solutions of different outcomes, and where none can be."""
-    (good, good_steps), (bad, bad_steps) = chosen, rejected
-    if good_steps is not None and bad_steps is not None:
-        both = state_count(good, good_steps), state_count(bad, bad_steps)
-        return [both] if both[0][1] and both[1][1] else []
-    if good.is_correct != bad.is_correct:
-        return []
-    return [(state_count(good, step), state_count(bad, step)) for step in equal_steps(good, bad)]
+_VALUES, _PAIRS, _SCORES = range(3)  # files of the index
+_AT_HAND = 64  # solutions that are not read again while pairs have them in common
 
 
 @dataclass(frozen=True)
@@ -111,20 +69,18 @@ class CheckPairs:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the document. Raises BadInput where the pairs are refused."""
-        values = read_records(StepValues, self.values)
-        rows = {row.id: row for row in values}
-        pairs = read_records(PreferencePair, input_path)
-        known = [(pair, sides) for pair in pairs if (sides := sides_of(pair, rows)) is not None]
-        document = pair_evidence(known, value_prior(values))
-        document["pairs"] = len(pairs)
-        document["score_agreement"] = score_agreement(known, self.scores) if self.scores else None
+        with ProblemRows(context.output) as rows:
+            rows.add(StepValues, self.values, finds_ids=True)
+            rows.add(PreferencePair, input_path)
+            if self.scores:
+                rows.add(StepScores, self.scores, finds_ids=True)
+            document, seen = self._document(rows)
         verdict = pair_verdict(document, self.largest_wrong_share)
         document["verdict"] = verdict
         wrong, agreement = document["wrong_order"], document["score_agreement"]
-        context.counts.update(pairs=len(pairs), verdict=verdict, wrong_order=wrong and wrong["mean"])
+        context.counts.update(pairs=document["pairs"], verdict=verdict, wrong_order=wrong and wrong["mean"])
         if self.scores:
-            problems = {pair.problem_id for pair, _ in known}
-            note_seen(problems, self.scores, context, "take no part in the agreement of scores and values")
+            seen.note(context, "take no part in the agreement of scores and values")
             context.counts["score_agreement"] = agreement and agreement["mean"]
         line = f"{input_path}: the pairs' verdict is '{verdict}': {_shown(document)}"
         if verdict == HARM:
@@ -137,95 +93,47 @@ class CheckPairs:
                             input_path, kind, _percent(share))  # fmt: skip
         return document
 
+    def _document(self, rows: ProblemRows) -> tuple[dict[str, Any], SeenCounts]:
+        """Return the document but for its verdict, and what the scores say of the problems of its pairs."""
+        solution = lru_cache(_AT_HAND)(lambda name: rows.by_id(_VALUES, name))
+        evidence, num_pairs = PairEvidence(), 0
+        agreement = ScoreAgreement(self.scores, lru_cache(_AT_HAND)(lambda name: rows.by_id(_SCORES, name)))
+        for pair in rows.in_order(_PAIRS):
+            num_pairs += 1
+            if sides := sides_of(pair, solution):
+                evidence.add(pair, *sides)
+                if self.scores:
+                    agreement.add(*sides)
+        order = np.fromiter(rows.problems_by_id(_by_name), dtype=np.int64)
+        document = evidence.figures(value_prior(rows), order)
+        document["pairs"] = num_pairs
+        document["score_agreement"] = agreement.figure(order) if self.scores else None
+        seen = SeenCounts(self.scores)
+        if self.scores:
+            for problem in np.unique(np.asarray(evidence.problems)):
+                seen.add(row.is_seen for row in rows.rows(_SCORES, int(problem)))
+        return document, seen
 
-def value_prior(rows: Sequence[StepValues]) -> ValuePrior | None:
-    """Return the Beta distribution of the values of all inner states; None where they do not differ beyond noise."""
-    states, _ = counted_states(rows)
-    if not states:
+
+def value_prior(rows: ProblemRows) -> ValuePrior | None:
+    """Return the Beta distribution of the values of all inner states, those of the first file; None where they do not
+    differ beyond noise."""
+
+    def read() -> Iterator[list[CountedState]]:
+        for problem in rows.problems_by_id(_by_name):
+            states, _ = counted_states(rows.rows(_VALUES, problem))
+            if states:
+                yield states
+
+    sums = sum_problems(read)
+    if not sums.num_states:
         return None
-    sums = signal_sums(states)
     figures = sums.figures(sums.table.sum(axis=0))
     return fit_prior(float(figures["mean_value"]), float(np.nan_to_num(figures["value_variance"])))
 
 
-def pair_evidence(
-    known: Sequence[tuple[PreferencePair, tuple[Side, Side]]], prior: ValuePrior | None
-) -> dict[str, Any]:
-    """Return `wrong_order` with its interval over problems and by kind; of whole solutions the pairs right over wrong,
-    wrong over right, both right, both wrong; `unknown` pairs without evidence; how much longer the chosen side is.
-
-    Without a prior (values that do not differ) counts say nothing: the order of such a pair is wrong with 1/2.
-    """
-    compared = {id(pair): count_pairs(*sides) for pair, sides in known}
-    distinct = sorted({both for rows in compared.values() for both in rows})
-    wrong_of = _wrong_probabilities(distinct, prior)
-    wrong: list[tuple[str, str, float]] = []
-    outcomes: Counter[str] = Counter(right_over_wrong=0, wrong_over_right=0, both_right=0, both_wrong=0, unknown=0)
-    for pair, ((good, steps), (bad, _)) in known:
-        if steps is None:
-            name = {(True, False): "right_over_wrong", (False, True): "wrong_over_right"}.get(
-                (good.is_correct, bad.is_correct), "both_right" if good.is_correct else "both_wrong"
-            )
-            outcomes[name] += 1
-        rows = compared[id(pair)]
-        if rows:
-            wrong.append((pair.problem_id, pair.kind, float(np.mean([wrong_of[both] for both in rows]))))
-        elif steps is None and good.is_correct != bad.is_correct:
-            wrong.append((pair.problem_id, pair.kind, float(bad.is_correct)))
-        else:
-            outcomes["unknown"] += 1
-    tokens = [(pair.problem_id, float(len(pair.chosen_ids) - len(pair.rejected_ids))) for pair, _ in known]
-    steps_more = [(pair.problem_id, float(len(good.steps) - len(bad.steps)))
-                  for pair, ((good, steps), (bad, _)) in known if steps is None]  # fmt: skip
-    return {
-        "wrong_order": resampled_mean([(problem, share) for problem, _, share in wrong]),
-        "wrong_order_by_kind": {
-            kind: resampled_mean([(problem, share) for problem, one, share in wrong if one == kind])
-            for kind in sorted({kind for _, kind, _ in wrong})
-        },
-        **outcomes,
-        "chosen_more_tokens": resampled_mean(tokens),
-        "chosen_more_steps": resampled_mean(steps_more),
-    }
-
-
-def _wrong_probabilities(
-    distinct: Sequence[tuple[CountPair, CountPair]], prior: ValuePrior | None
-) -> dict[tuple[CountPair, CountPair], float]:
-    """Return P(V_chosen < V_rejected | counts) of every two counts; equal exact outcomes are 1/2."""
-    if prior is None:
-        return dict.fromkeys(distinct, 0.5)
-    kinds = sorted({count for both in distinct for count in both})
-    place = {count: index for index, count in enumerate(kinds)}
-    higher = prior.higher(kinds, kinds) if kinds else np.zeros((0, 0))
-    return {(good, bad): float(higher[place[bad], place[good]]) for good, bad in distinct}
-
-
-def score_agreement(known: Sequence[KnownPair], path: str) -> Interval | None:
-    """Return how often, at equal steps of the pairs' solutions, the side with the higher score has the higher share of
-    right completions (equal scores half; equal shares are left out), over problems that the reward model has not seen,
-    as far as its scores say it.
-
-    None without such steps: step and partial pairs are compared by `wrong_order`. Raises BadInput where a solution has
-    scores of another number of steps.
-    """
-    scores = {row.id: row.scores for row in read_records(StepScores, path) if row.is_seen is not True}
-    for side, _ in (one for _, sides in known for one in sides):
-        if side.id in scores and len(scores[side.id]) != len(side.steps):
-            raise BadInput(f"{path}: '{side.id}' has {len(scores[side.id])} scores and {len(side.steps)} steps: score "
-                           "these trajectories")  # fmt: skip
-    hits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, float]] = {}
-    for _, ((good, steps), (bad, _)) in known:
-        if steps is not None or good.id not in scores or bad.id not in scores:
-            continue
-        for step in equal_steps(good, bad):
-            (right, number), (other, others) = state_count(good, step), state_count(bad, step)
-            gap = right / number - other / others
-            if gap:
-                ends = (tuple(row.response_ids[: row.step_ends[step - 1]]) for row in (good, bad))
-                lead = np.sign(gap) * np.sign(scores[good.id][step - 1] - scores[bad.id][step - 1])
-                hits[good.problem_id, next(ends), next(ends)] = good.problem_id, float(1 + lead) / 2
-    return resampled_mean(list(hits.values()))
+def _by_name(problem_id: str) -> bytes:
+    return problem_id.encode("utf-8", "surrogatepass")
 
 
 def pair_verdict(document: Mapping[str, Any], largest_wrong_share: float) -> str:

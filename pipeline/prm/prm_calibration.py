@@ -10,24 +10,28 @@ mean of absolute values, so that few problems push it up, in the draws as in the
 
 Later steps are wrong more often, so that the index of a step alone says much: `index_auc` is the AUC of a score that
 knows nothing else, `above_index` how far the scores' is above it. Where that may be nothing, a warning says so.
+
+Problems are read one by one (`data.row_index`). An AUC needs the scores of all steps at once: some 40 bytes of numbers
+are kept per distinct step, and no text and no token.
 """
 
 import logging
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from espalier.data.examples.token_examples import is_held_out
-from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.evaluation.calibration_metrics import calibration_bins, calibration_error
-from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
-from espalier.pipeline.prm.seen_problems import note_unknown
+from espalier.pipeline.evaluation.intervals import mean_over_problems, resampled
+from espalier.pipeline.prm.seen_problems import SeenCounts
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
@@ -36,8 +40,10 @@ FEWEST_PROBLEMS = 10
 TARGETS = ("values", "labels")
 Numbers = Sequence[float] | np.ndarray
 
+_STEPS = 1 << 22  # more steps than a solution has: what its place in the file is multiplied by to order them
 
-def auc(scores: Numbers, is_positive: Sequence[bool], weights: Numbers | None = None) -> float | None:
+
+def auc(scores: Numbers, is_positive: Sequence[bool] | np.ndarray, weights: Numbers | None = None) -> float | None:
     """Return area under the ROC curve (ties count half), every row as often as its weight says; None where one class is
     empty."""
     positive = np.asarray(is_positive, dtype=bool)
@@ -61,37 +67,89 @@ def index_shares(indices: Sequence[int], is_positive: Sequence[bool]) -> dict[in
 
 
 @dataclass(frozen=True)
-class ScoredStep:
-    """The score of a step, its index in the solution (from 1) and the value of the state it leads to."""
+class ScoredSteps:
+    """Distinct steps, in the order in which a file has them first. All arrays are [R]."""
 
-    problem_id: str
-    index: int
-    score: float
-    value: float
+    problems: np.ndarray
+    """place of the step's problem in the order of all problems' ids"""
+    indices: np.ndarray
+    """of the step in its solution, from 1"""
+    scores: np.ndarray
+    """of the step"""
+    values: np.ndarray
+    """of the state that it leads to"""
+    is_last: np.ndarray
+    """whether the solution ends with it"""
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def num_problems(self) -> int:
+        """That have such a step."""
+        return len(np.unique(self.problems))
+
+    def part(self, is_last: bool) -> "ScoredSteps":
+        """Return the last steps, or the others."""
+        rows = self.is_last == is_last
+        return ScoredSteps(
+            self.problems[rows], self.indices[rows], self.scores[rows], self.values[rows], self.is_last[rows]
+        )
 
 
-def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
+@dataclass
+class _Found:
+    """Takes in steps in any order, and counts those of all solutions."""
+
+    num_steps: int = 0
+    num_unknown: int = 0
+    """without a value"""
+    wrong: tuple[int, str] | None = None
+    """the first solution, by its place, that does not fit its scores, and the line that says so"""
+    orders: "array[int]" = field(default_factory=lambda: array("q"))
+    problems: "array[int]" = field(default_factory=lambda: array("l"))
+    indices: "array[int]" = field(default_factory=lambda: array("l"))
+    scores: "array[float]" = field(default_factory=lambda: array("d"))
+    values: "array[float]" = field(default_factory=lambda: array("d"))
+    is_last: "array[int]" = field(default_factory=lambda: array("b"))
+
+    def add(self, order: int, problem: int, index: int, score: float, value: float, is_last: bool) -> None:
+        """Take in a step; `order` is the number that they are sorted by."""
+        self.orders.append(order)
+        self.problems.append(problem)
+        self.indices.append(index)
+        self.scores.append(score)
+        self.values.append(value)
+        self.is_last.append(is_last)
+
+    def steps(self) -> ScoredSteps:
+        """Return them in order."""
+        order = np.argsort(np.asarray(self.orders), kind="stable")
+        problems, indices = np.asarray(self.problems), np.asarray(self.indices)
+        scores, values, is_last = np.asarray(self.scores), np.asarray(self.values), np.asarray(self.is_last, dtype=bool)
+        return ScoredSteps(problems[order], indices[order], scores[order], values[order], is_last[order])
+
+
+def quality(steps: ScoredSteps) -> dict[str, Any]:
     """Return `{"auc", "ece", "value_mae", "num_steps", "num_problems"}`; the first three are `{"mean", "low", "high",
     "n"}` with n problems, None where they are not defined."""
-    problems = [step.problem_id for step in steps]
-    scores, values = np.asarray([step.score for step in steps]), np.asarray([step.value for step in steps])
-    is_good: Any = values > 0.5
+    problems, scores, values = steps.problems, steps.scores, steps.values
+    is_good = values > 0.5
     return {
         "auc": resampled(problems, lambda weights: auc(scores, is_good, weights)),
         "ece": resampled(problems, lambda weights: calibration_error(scores, values, weights)),
-        "value_mae": resampled_mean([(step.problem_id, abs(step.score - step.value)) for step in steps]),
+        "value_mae": mean_over_problems(problems, np.abs(scores - values)),
         "num_steps": len(steps),
-        "num_problems": len(set(problems)),
+        "num_problems": steps.num_problems,
     }
 
 
-def beside_index(steps: Sequence[ScoredStep]) -> dict[str, Any]:
+def beside_index(steps: ScoredSteps) -> dict[str, Any]:
     """Return `{"index_auc", "above_index"}`: the AUC of a score that knows the step's index alone, and how far that of
     the scores is above it; as `quality` gives figures."""
-    problems, scores = [step.problem_id for step in steps], [step.score for step in steps]
-    is_good = [step.value > 0.5 for step in steps]
-    by_index = index_shares([step.index for step in steps], is_good)
-    shares = [by_index[step.index] for step in steps]
+    problems, scores, is_good = steps.problems, steps.scores, steps.values > 0.5
+    by_index = np.bincount(steps.indices, is_good) / np.maximum(np.bincount(steps.indices), 1)
+    shares = by_index[steps.indices]
 
     def above(weights: np.ndarray) -> float | None:
         own, other = auc(scores, is_good, weights), auc(shares, is_good, weights)
@@ -126,31 +184,17 @@ class EvaluateProcessReward:
 
         Raises BadInput where no problem is held out, the model was trained on one that is, or scores are missing.
         """
-        rows = read_records(StepScores, self.scores)
-        scores = {row.id: row.scores for row in rows}
-        seen = {row.problem_id for row in rows if row.is_seen and is_held_out(row.problem_id, self.held_out_share)}
-        if seen:
-            raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
-                           f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
-        distinct = self.scored_steps(input_path, scores)
-        if not distinct:
-            raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
-        note_unknown({problem for problem, _, _ in distinct}, self.scores, context)
-        parts = {
-            name: [step for (_, _, is_last), step in distinct.items() if is_last == is_terminal]
-            for name, is_terminal in (("inner", False), ("terminal", True))
-        }
-        result: dict[str, Any] = {name: quality(steps) for name, steps in parts.items()}
+        steps = self.scored_steps(input_path, context)
+        parts = {"inner": steps.part(is_last=False), "terminal": steps.part(is_last=True)}
+        result: dict[str, Any] = {name: quality(part) for name, part in parts.items()}
         for name, row in result.items():
             figures = {key: row[key] and row[key]["mean"] for key in ("auc", "ece", "value_mae")}
             context.counts.update({f"{name}_{key}": value for key, value in figures.items()})
             context.counts[f"{name}_steps"] = row["num_steps"]
         result["inner"] |= beside_index(parts["inner"])
         self._note_index(result["inner"], context)
-        context.counts["num_problems"] = len({step.problem_id for step in distinct.values()})
-        bins = {
-            name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
-        }
+        context.counts["num_problems"] = steps.num_problems
+        bins = {name: calibration_bins(part.scores, part.values) for name, part in parts.items()}
         return {"target": self.target, **result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
 
@@ -164,29 +208,67 @@ class EvaluateProcessReward:
                         "have taught (prm/make_log_ratio_reward; scripts/process_rewards.sh labels=contrast does)",
                         self.scores, inner["auc"]["mean"], index["mean"])  # fmt: skip
 
-    def scored_steps(
-        self, input_path: str, scores: Mapping[str, Sequence[float]]
-    ) -> dict[tuple[str, tuple[int, ...], bool], ScoredStep]:
-        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count steps without value.
+    def scored_steps(self, input_path: str, context: StageContext) -> ScoredSteps:
+        """Return the distinct steps of held-out problems whose value is known; count steps without value, and problems
+        that were perhaps trained on.
 
-        Raises BadInput where scores are missing.
+        A step that several solutions have counts with the score and the value of the last one. Raises BadInput as `run`
+        does.
         """
-        found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
-        num_steps, num_unknown = 0, 0
-        for row in read_records(StepValues, input_path):
-            if not is_held_out(row.problem_id, self.held_out_share):
-                continue
+        found, seen, num_trained_on = _Found(), SeenCounts(self.scores), 0
+        with ProblemRows(context.output) as rows:
+            rows.add(StepValues, input_path)
+            rows.add(StepScores, self.scores)
+            if moved := rows.elsewhere(0, 1):
+                raise BadInput(f"{self.scores}: the scores of '{moved[0].id}' are said to be of problem "
+                               f"'{moved[1].problem_id}', its {self.target} of '{moved[0].problem_id}': score these "
+                               "trajectories")  # fmt: skip
+            for number, problem in enumerate(rows.problems_by_id(lambda name: name.encode("utf-8", "surrogatepass"))):
+                placed = list(zip(rows.places(0, problem), rows.rows(0, problem), strict=True))
+                scored: list[StepScores] = rows.rows(1, problem)
+                if is_held_out((scored or [row for _, row in placed])[0].problem_id, self.held_out_share):
+                    num_trained_on += any(row.is_seen for row in scored)
+                    if self._take_in(found, number, placed, {row.id: row.scores for row in scored}):
+                        seen.add(row.is_seen for row in scored)
+        if num_trained_on:
+            raise BadInput(f"{self.scores}: the reward model was trained on {num_trained_on} problems that "
+                           f"held_out_share {self.held_out_share} holds out: set stage.held_out_share as in its "
+                           "training")  # fmt: skip
+        if found.wrong:
+            raise BadInput(found.wrong[1])
+        if self.target == "values":
+            reason = "lead to a state whose value is not known"
+            leave_out(input_path, found.num_unknown, found.num_steps, "steps", reason)
+        if not found.orders:
+            raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
+        seen.note_unknown(context)
+        return found.steps()
+
+    def _take_in(
+        self,
+        found: _Found,
+        number: int,
+        placed: Sequence[tuple[int, StepValues]],
+        scores: Mapping[str, Sequence[float]],
+    ) -> bool:
+        """Take in the distinct steps of a problem, each of its solutions behind its place; whether there are any."""
+        distinct: dict[tuple[tuple[int, ...], bool], tuple[int, int, float, float]] = {}
+        for place, row in placed:
             if self.target == "labels" and row.id not in scores and "#" in row.id:  # a completion's, by its id
                 continue
             values = row.values if self.target == "values" else row.labels
-            numbers = f"{len(scores.get(row.id, []))} scores and {len(values)} {self.target}"
-            if len(scores.get(row.id, [])) != len(values):
-                raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
-            for step, (end, value, score) in enumerate(zip(row.step_ends, values, scores[row.id], strict=True), 1):
-                key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
+            numbers = scores.get(row.id, [])
+            if len(numbers) != len(values):
+                line = (f"{self.scores}: trajectory '{row.id}' has {len(numbers)} scores and {len(values)} "
+                        f"{self.target}: score these trajectories")  # fmt: skip
+                found.wrong = min(found.wrong or (place, line), (place, line))
+                break
+            for step, (end, value, score) in enumerate(zip(row.step_ends, values, numbers, strict=True), 1):
                 if value is not None:
-                    found[key] = ScoredStep(row.problem_id, step, score, value)
-            num_steps, num_unknown = num_steps + len(values), num_unknown + list(values).count(None)
-        if self.target == "values":
-            leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
-        return found
+                    key = tuple(row.response_ids[:end]), step == len(row.steps)
+                    order = distinct[key][0] if key in distinct else place * _STEPS + step
+                    distinct[key] = order, step, score, value
+            found.num_steps, found.num_unknown = found.num_steps + len(values), found.num_unknown + values.count(None)
+        for (_, is_last), (order, step, score, value) in distinct.items():
+            found.add(order, number, step, score, value, is_last)
+        return bool(distinct)

@@ -1,16 +1,26 @@
-"""Trajectory → State: the distinct intermediate states, all or a sample, in the order that serves a prefix cache."""
+"""Trajectory → State: the distinct intermediate states, all or a sample, in the order that serves a prefix cache.
 
-from collections.abc import Iterable, Sequence
+Problems are worked on one by one (`data.row_index`): memory does not depend on the number of trajectories.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from espalier.data.jsonl import read_records
-from espalier.data.prefix_tree import num_distinct_tokens, tree_order
+from espalier.data.prefix_tree import tree_order
 from espalier.data.records import BadInput, State, Trajectory
+from espalier.data.row_index import ProblemRows
 from espalier.data.splits import check_shard, shard_of
 from espalier.data.steps import step_tokens
+from espalier.data.token_tree import TokenTree
 from espalier.pipeline.stage import StageContext
 from espalier.values.monte_carlo import StateKey, state_key
 from espalier.values.state_sampling import StateSampler
+
+Placed = list[tuple[int, Trajectory]]  # trajectories of a problem, each behind its place in the file
+
+_STATES = 1 << 22  # more states than a problem has: what a place is multiplied by to order them
+_READ_AT_ONCE = 1 << 17  # tokens without log-probs, beyond which a model reads them
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class CutStates:
             smallest_alternative=self.smallest_alternative,
         )
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[State]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[State]:
         """Return the states. Raises BadInput on settings out of range, on trajectories without token ids, and where
         right ones are asked for and there is none."""
         if self.order not in ("tree", "trajectory"):
@@ -76,47 +86,85 @@ class CutStates:
             raise BadInput(f"stage.solutions must be all or right, got '{self.solutions}'")
         check_shard(self.shard, self.num_shards, "stage")
         sampler = self._sampler()
-        rows = read_records(Trajectory, input_path)
-        trajectories = [row for row in rows if shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard]
-        if self.solutions == "right":
-            if rows and not any(row.is_correct for row in rows):
-                raise BadInput(f"{input_path}: none of {len(rows)} trajectories is right, and stage.solutions=right "
+        rows = ProblemRows(context.output)
+        number = rows.add(Trajectory, input_path)
+        if self.solutions == "right" and number:
+            groups = (rows.rows(0, problem) for problem in rows.problems())
+            if not any(row.is_correct for group in groups for row in group):
+                raise BadInput(f"{input_path}: none of {number} trajectories is right, and stage.solutions=right "
                                "cuts no other: sample more problems or train the policy first")  # fmt: skip
-            trajectories = [row for row in trajectories if row.is_correct]
+        return self._ordered(rows, sampler, context)
+
+    def _ordered(self, rows: ProblemRows, sampler: StateSampler, context: StageContext) -> Iterator[State]:
+        """Yield the states in the order of `_placed`'s numbers, and count them."""
+        counts = dict.fromkeys(("trajectories", "states", "distinct_states", "prompt_tokens"), 0)
+        with rows, TokenTree(context.output) as tree:
+            yield from rows.in_file_order(self._placed(rows, sampler, tree, counts))
+            context.counts.update(counts, distinct_prompt_tokens=tree.num_tokens())
+
+    def _placed(
+        self, rows: ProblemRows, sampler: StateSampler, tree: TokenTree, counts: dict[str, int]
+    ) -> Iterator[tuple[int, State]]:
+        """Yield the states of each problem with numbers to order them by: by the trajectory that reached it first, or
+        problems by the first trajectory with a state and the states of each depth first over the tree of tokens."""
+        for placed in self._problems(rows):
+            counts["trajectories"] += len(placed)
+            distinct: dict[StateKey, tuple[int, State]] = {}
+            for place, trajectory in placed:
+                for number, state in enumerate(sampler.states(trajectory)):
+                    counts["states"] += 1
+                    key = state_key(state.problem_id, state.prefix_ids)
+                    distinct.setdefault(key, (place * _STATES + number, state))
+            states = list(distinct.values())
+            tokens = [state.prompt_ids + state.prefix_ids for _, state in states]
+            counts["distinct_states"] += len(states)
+            counts["prompt_tokens"] += sum(map(len, tokens))
+            tree.add(tokens)
+            if self.order == "tree" and states:
+                first = states[0][0]
+                states = [(first + number, states[index][1]) for number, index in enumerate(tree_order(tokens))]
+            yield from states
+
+    def _problems(self, rows: ProblemRows) -> Iterator[Placed]:
+        """Yield the trajectories of each problem that states are cut from, with log-probs where they are read."""
         if self.smallest_alternative and self.policy:
-            trajectories = with_logprobs(trajectories, self.policy)
-        distinct: dict[StateKey, State] = {}
-        num_states = 0
-        for trajectory in trajectories:
-            for state in sampler.states(trajectory):
-                num_states += 1
-                distinct.setdefault(state_key(state.problem_id, state.prefix_ids), state)
-        states = list(distinct.values())
-        if self.order == "tree":
-            states = in_tree_order(states)
-        tokens = [state.prompt_ids + state.prefix_ids for state in states]
-        context.counts["trajectories"] = len(trajectories)
-        context.counts["states"] = num_states
-        context.counts["distinct_states"] = len(states)
-        context.counts["prompt_tokens"] = sum(map(len, tokens))
-        context.counts["distinct_prompt_tokens"] = num_distinct_tokens(tokens)
-        return states
+            from espalier.models.load import load_policy
+            from espalier.runtime.distributed import device
+
+            yield from with_logprobs(self._chosen(rows), load_policy(self.policy).to(device()))
+        else:
+            yield from self._chosen(rows)
+
+    def _chosen(self, rows: ProblemRows) -> Iterator[Placed]:
+        for problem in rows.problems():
+            placed = zip(rows.places(0, problem), rows.rows(0, problem), strict=True)
+            chosen = [(place, row) for place, row in placed if self._is_chosen(row)]
+            if chosen:
+                yield chosen
+
+    def _is_chosen(self, row: Trajectory) -> bool:
+        is_here = shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard
+        return is_here and (row.is_correct or self.solutions == "all")
 
 
-def with_logprobs(trajectories: Sequence[Trajectory], policy: str) -> list[Trajectory]:
-    """Return the trajectories, those without log-probs with those of the model in the folder `policy`."""
-    from espalier.models.load import load_policy
+def with_logprobs(problems: Iterable[Placed], model: Any) -> Iterator[Placed]:
+    """Yield the trajectories of each problem, those without log-probs with those of the model, which reads some
+    problems at a time."""
+    waiting: list[Placed] = []
+    num_tokens = 0
+    for placed in problems:
+        waiting.append(placed)
+        num_tokens += sum(len(row.prompt_ids) + len(row.response_ids) for _, row in placed if row.logprobs is None)
+        if num_tokens >= _READ_AT_ONCE:
+            yield from _read(waiting, model)
+            waiting, num_tokens = [], 0
+    yield from _read(waiting, model)
+
+
+def _read(problems: Sequence[Placed], model: Any) -> Iterator[Placed]:
     from espalier.models.sampled_logprobs import sampled_logprobs
-    from espalier.runtime.distributed import device
 
-    lacking = [row for row in trajectories if row.logprobs is None]
-    found = iter(sampled_logprobs(load_policy(policy).to(device()), list(map(step_tokens, lacking))))
-    return [replace(row, logprobs=next(found)) if row.logprobs is None else row for row in trajectories]
-
-
-def in_tree_order(states: list[State]) -> list[State]:
-    """Return problems in the order they come, the states of each depth first over the tree of their tokens."""
-    groups: dict[str, list[State]] = {}
-    for state in states:
-        groups.setdefault(state.problem_id, []).append(state)
-    return [group[i] for group in groups.values() for i in tree_order([s.prompt_ids + s.prefix_ids for s in group])]
+    lacking = [row for placed in problems for _, row in placed if row.logprobs is None]
+    found = iter(sampled_logprobs(model, list(map(step_tokens, lacking))))
+    for placed in problems:
+        yield [(place, replace(row, logprobs=next(found)) if row.logprobs is None else row) for place, row in placed]

@@ -44,6 +44,16 @@ def test_the_rows_of_a_problem_come_together_from_all_files_in_their_order(tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".rows"] == []
 
 
+def test_records_are_found_by_their_ids_and_come_in_file_order(tmp_path: Path) -> None:
+    mixed = random.Random(3).sample(ROWS, len(ROWS))
+    write_records(tmp_path / "f.jsonl", mixed)
+    with ProblemRows(tmp_path / "out.jsonl") as rows:
+        rows.add(StepScores, str(tmp_path / "f.jsonl"), finds_ids=True)
+        assert list(rows.in_order(0)) == mixed
+        assert [rows.by_id(0, row.id) for row in ROWS] == ROWS
+        assert rows.by_id(0, "p9/0") is None
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_what_is_made_of_problems_comes_in_the_order_of_the_first_file(is_mixed: bool, tmp_path: Path) -> None:
     part = random.Random(2).sample(ROWS, len(ROWS)) if is_mixed else ROWS

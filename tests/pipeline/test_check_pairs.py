@@ -8,7 +8,9 @@ import pytest
 
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues
-from espalier.pipeline.pairs.check_pairs import CheckPairs, count_pairs, equal_steps, pair_evidence, sides_of
+from espalier.data.row_index import hash_of
+from espalier.pipeline.pairs.check_pairs import CheckPairs
+from espalier.pipeline.pairs.pair_evidence import PairEvidence, count_pairs, equal_steps, sides_of
 from espalier.pipeline.stage import StageContext
 from espalier.values.value_prior import ValuePrior
 
@@ -38,11 +40,11 @@ ROWS = {one.id: one for one in (RIGHT, WRONG, OTHER)}
 
 
 def test_a_pairs_sides_are_read_from_its_id() -> None:
-    assert sides_of(pair("p/0>p/1"), ROWS) == ((RIGHT, None), (WRONG, None))
-    assert sides_of(pair("p/0>p/1~2@round3"), ROWS) == ((RIGHT, None), (WRONG, None))
-    assert sides_of(pair("p/0#0>p/1#0", "step"), ROWS) == ((RIGHT, 1), (WRONG, 1))
-    assert sides_of(pair("p/0#2>p/1#1", "partial"), ROWS) == ((RIGHT, 2), (WRONG, 1))
-    assert sides_of(pair("p/0>p/7"), ROWS) is None
+    assert sides_of(pair("p/0>p/1"), ROWS.get) == ((RIGHT, None), (WRONG, None))
+    assert sides_of(pair("p/0>p/1~2@round3"), ROWS.get) == ((RIGHT, None), (WRONG, None))
+    assert sides_of(pair("p/0#0>p/1#0", "step"), ROWS.get) == ((RIGHT, 1), (WRONG, 1))
+    assert sides_of(pair("p/0#2>p/1#1", "partial"), ROWS.get) == ((RIGHT, 2), (WRONG, 1))
+    assert sides_of(pair("p/0>p/7"), ROWS.get) is None
 
 
 def test_solutions_are_compared_after_equally_many_steps_where_their_states_differ() -> None:
@@ -57,8 +59,11 @@ def test_solutions_are_compared_after_equally_many_steps_where_their_states_diff
 def evidence(
     *pairs: PreferencePair, prior: ValuePrior | None = UNIFORM, rows: dict[str, StepValues] = ROWS
 ) -> dict[str, Any]:
-    known = [(one, sides) for one in pairs if (sides := sides_of(one, rows)) is not None]
-    return pair_evidence(known, prior)
+    found = PairEvidence()
+    for one in pairs:
+        if sides := sides_of(one, rows.get):
+            found.add(one, *sides)
+    return found.figures(prior, np.asarray([hash_of(name) for name in sorted({one.problem_id for one in pairs})]))
 
 
 def test_outcomes_make_a_pair_right_or_wrong_and_equal_counts_leave_it_open() -> None:

@@ -1,6 +1,7 @@
 """Stages that work problem by problem: what they write, and that their memory does not grow with the rows."""
 
 import hashlib
+import json
 import random
 import resource
 import subprocess
@@ -9,8 +10,11 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from espalier.data import tables
 from espalier.data.jsonl import write_json, write_records
 from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluation import intervals
@@ -21,11 +25,15 @@ from espalier.pipeline.pairs.build_preferences import (
     ProcessPreferences,
     StepPreferences,
 )
+from espalier.pipeline.pairs.check_pairs import CheckPairs
+from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
+from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.values.choose_labels import ChooseLabels
+from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
@@ -52,7 +60,22 @@ def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, paddi
     }  # fmt: skip
     for name, part in files.items():
         write_records(folder / f"{name}.jsonl", rng.sample(part, len(part)) if is_shuffled else part)  # type: ignore[arg-type]
+    write_records(folder / "pairs.jsonl", _pairs(rng, rows, padding))
     return folder
+
+
+def _pairs(rng: random.Random, rows: list[Trajectory], padding: str) -> list[PreferencePair]:
+    """Some pairs per problem, of whole solutions and of steps, a few with a problem's name in a mixture, in any
+    order."""
+    found = []
+    for start in range(0, len(rows), 4):
+        for one, other in rng.sample([(a, b) for a in range(4) for b in range(4) if a != b], 5):
+            kind, mark = rng.choice([("outcome", ""), ("process", ""), ("step", "#0")])
+            chosen, rejected = rows[start + one], rows[start + other]
+            name, copy = f"{chosen.id}{mark}>{rejected.id}{mark}", rng.choice(["", "", "~2"])
+            found.append(PreferencePair(f"{name}{copy}", f"{chosen.problem_id}{copy}", kind, f"Q{padding}", "a", "b",
+                                        [5], chosen.response_ids, rejected.response_ids, 1.0, 0.0))  # fmt: skip
+    return rng.sample(found, len(found))
 
 
 def _solution(rng: random.Random, problem: int, sample: int, padding: str) -> Trajectory:
@@ -86,6 +109,7 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
     paths = {path.stem: str(path) for path in folder.glob("*.jsonl")}
     rows, states, values, scores = (paths[name] for name in ("trajectories", "states", "values", "scores"))
     return {
+        "cut_states": (CutStates(), rows),
         "estimate_values": (EstimateValues(rows, states), paths["completions"]),
         "label_by_contrast": (LabelByContrast(rows, states, fewest_labels=0, confidence=0.6), paths["joined"]),
         "choose_labels": (ChooseLabels(), rows),
@@ -95,6 +119,8 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
         "step_preferences": (StepPreferences(values=values, margin=0.1), rows),
         "partial_preferences": (PartialPreferences(scores=scores, margin=0.2, max_rejected=2), rows),
         "evaluate": (Evaluate(greedy="", scores=scores), rows),
+        "prm_calibration": (EvaluateProcessReward(scores, held_out_share=0.7), values),
+        "check_pairs": (CheckPairs(values, scores, largest_wrong_share=1), paths["pairs"]),
         "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
     }
 
@@ -110,6 +136,7 @@ def run(stage: Stage, path: str, output: Path) -> Path:
 
 
 OF_ALL_ROWS = {
+    "cut_states": "bc25c9e695ae923d",
     "estimate_values": "e93623f4c4dbf4fd",
     "label_by_contrast": "763866da42cbbd62",
     "choose_labels": "632f637b437f4e7a",
@@ -119,6 +146,8 @@ OF_ALL_ROWS = {
     "step_preferences": "4ca1f144487c49e0",
     "partial_preferences": "12f0d6d4c8fdddf8",
     "evaluate": "71a538c99baba467",
+    "prm_calibration": "88143d6a3692b316",
+    "check_pairs": "77766f9b96853fd0",
     "select_demonstrations": "5916b48a371828c8",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory"""
@@ -153,6 +182,28 @@ def test_memory_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0] + 100_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_memory_of_an_import_does_not_grow_with_the_rows(
+    kind: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 50)
+    peaks = []
+    for number in (200, 1_000):
+        row = {"prompt": "1 + 2 =", "chosen": " 3", "rejected": " 6", "more": "x" * 1_000}
+        rows = [{**row, "id": f"pair {place}"} for place in range(number)]
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"warm-{number}")
+        tracemalloc.start()
+        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"out-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
 
 
 def test_what_sqlite_holds_of_an_index_is_bounded_by_its_cache(tmp_path: Path) -> None:

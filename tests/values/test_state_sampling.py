@@ -14,6 +14,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
 from espalier.data.records import BadInput, State, Trajectory
 from espalier.data.splits import shard_of
+from espalier.data.token_tree import TokenTree
 from espalier.models.load import load_policy
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.cut_states import CutStates, with_logprobs
@@ -73,7 +74,8 @@ def test_log_probs_that_were_not_kept_are_those_of_the_policy(tiny_policy: Path)
     """Row by row by the network alone; what was kept stays."""
     kept = replace(TEN, id="p/1", logprobs=[0.0] * 10)
     short = replace(trajectory(["a", "b"], "p/2"), prompt_ids=[7, 8, 9])
-    found = with_logprobs([TEN, kept, short], str(tiny_policy))
+    problems = [[(0, TEN), (2, kept)], [(1, short)]]
+    found = [row for placed in with_logprobs(problems, load_policy(str(tiny_policy))) for _, row in placed]
     assert found[1] == kept
     model = load_policy(str(tiny_policy)).eval()
     for before, after in ((TEN, found[0]), (short, found[2])):
@@ -225,6 +227,26 @@ def test_distinct_tokens_are_the_distinct_prefixes(seed: int) -> None:
     rows = random_sequences(seed)
     assert num_distinct_tokens(rows) == len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
     assert num_distinct_tokens([]) == 0
+
+
+def test_distinct_tokens_are_the_same_where_they_are_sorted_on_disk(tmp_path: Path) -> None:
+    """In parts, among which are an empty one and one that holds what stood before; ids of several bytes."""
+    parts = [[[token * 70_000 for token in row] for row in random_sequences(seed)] for seed in range(4)]
+    parts += [[], [[]], parts[0][:5]]
+    with TokenTree(tmp_path / "out.jsonl") as tree:
+        for part in parts:
+            tree.add(part)
+        assert tree.num_tokens() == num_distinct_tokens([row for part in parts for row in part])
+
+
+def test_states_of_a_problem_come_where_its_first_state_does(tmp_path: Path) -> None:
+    """The first problem's first trajectory has no state: in whichever order, the second problem's states come first."""
+    rows = [replace(trajectory(["a"], "p/0"), problem_id="p"), replace(trajectory(["a", "b"], "q/0"), problem_id="q"),
+            replace(trajectory(["a", "b"], "p/1"), problem_id="p")]  # fmt: skip
+    write_records(tmp_path / "t.jsonl", rows)
+    for order in ("tree", "trajectory"):
+        states = CutStates(order=order).run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60.0))
+        assert [state.id for state in states] == ["q/0#1", "p/1#1"]
 
 
 def test_least_prompt_tokens_by_hand() -> None:

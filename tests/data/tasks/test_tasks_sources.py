@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.records import BadInput
-from espalier.data.sources import BadRow, Row, read_json_folder, read_json_rows, read_text
+from espalier.data.sources import BadRow, Row, open_json_lines, read_json_folder, read_json_rows, read_text
 from espalier.data.tables import read_csv_rows
 
 THREE = [{"q": "one"}, {"q": "two \u2028 still two"}, {"q": "drei ü"}]
@@ -153,3 +153,29 @@ def test_a_folder_of_objects_is_read_in_order_of_its_numbers(tmp_path: Path) -> 
     assert "the file is empty" in rows[2].error
     with pytest.raises(BadInput, match=r"no <subject>/<n>\.json below it"):
         read_json_folder(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"q": 1}\n\n{"q": 2}\n',
+        b'\xef\xbb\xbf{"q": 1}\r\n \t\r\n{"q": "\xe2\x80\xa8"}',
+        b'\n\xc2\xa0\n{"q": 1}\nno json\n[1]\n{"q": NaN}\n{"q": 1, "q": 2}\n3\n{"q": 4',
+        b"\xc2\xa0[\n1]\n",
+    ],
+)
+def test_json_lines_are_the_same_rows_one_by_one(data: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path, data)
+    opened = open_json_lines(path)
+    assert opened is not None
+    rows = list(opened[1])
+    assert rows == read_json_rows(path)
+    assert len(rows) == opened[0]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b" \n", b"\n [{}]", b"\xef\xbb\xbf[{}]", b'{"q": 1}\n\xff\n', b"PAR1", b"\x1f\x8b"]
+)
+def test_what_is_no_plain_file_of_json_lines_is_read_whole_or_refused(data: bytes, tmp_path: Path) -> None:
+    assert open_json_lines(written(tmp_path, data)) is None
+    assert open_json_lines(tmp_path / "gone.jsonl") is None
