@@ -44,9 +44,9 @@ def train(run: Path, engine: str, num_ranks: int, shape: Shape, folder: Path) ->
     log = folder / "log"
     settings = f"""-cn train model=policy objective=sft examples=demonstrations model.path={folder}/model
         deepspeed={engine} examples.path={folder}/examples.jsonl output_dir={run} max_steps={shape.num_steps}
-        precision=fp32 examples.max_length={shape.length} update.batch_size={shape.batch} update.micro_batch_size={shape.micro}
-        update.learning_rate=1e-3 update.warmup_steps=1 optimizer.eps=1e-4 log_every=1
-        checkpoints.save_every={shape.num_steps // 2}""".split()
+        precision=fp32 examples.max_length={shape.length} update.batch_size={shape.batch}
+        update.micro_batch_size={shape.micro} update.learning_rate=1e-3 update.warmup_steps=1 optimizer.eps=1e-4
+        log_every=1 checkpoints.save_every={shape.num_steps // 2}""".split()
     log.unlink(missing_ok=True)
     if any(run_ranks("trainer_base_ds_mul.py", settings, log, num_ranks)):
         raise SystemExit(f"error: {engine} on {num_ranks} ranks: {log.read_text()[-2000:]}")

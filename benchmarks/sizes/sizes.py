@@ -1,5 +1,6 @@
 """Runs whose size is planned, in two sections: the memory that `explain` plans, beside what tensors took at most, in
-ten runs of a Llama of 42M random parameters; and checkpoints of four ranks that go on on fewer (`benchmarks.sizes.resume`).
+ten runs of a Llama of 42M random parameters; and checkpoints of four ranks that go on on fewer
+(`benchmarks.sizes.resume`).
 
     bash scripts/bench.sh sizes [memory [CASE ...]] [resume]
 
