@@ -1,6 +1,6 @@
 """SFT of the 1B shape where real models are larger than others: a vocabulary of 151,936, and rows of 16,384 tokens.
 
-Each is the real program in bf16, as in `benchmarks.gpu.training`, with other weights of its own. A step of long rows is
+Each is the real program in bf16, as in `benchmarks.gpu.training`, with weights of its own. A step of long rows is
 four of them, one at a time; gradient checkpointing is measured beside, which such rows need on smaller GPUs.
 """
 
@@ -25,7 +25,7 @@ def shapes(is_rehearsal: bool) -> dict[str, tuple[Shape, tuple[str, ...]]]:
 
 def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     """Train all of them, one after the other."""
-    rows = []
+    rows: list[Row] = []
     for number, (name, (shape, settings)) in enumerate(shapes(is_rehearsal).items()):
         own = folder / str(number)
         write_model(own / "model", shape)

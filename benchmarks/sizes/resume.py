@@ -103,7 +103,8 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a tiny network: does it run; prints, writes no result")
     is_quick = parser.parse_args(words).quick
-    shape, rows = (QUICK if is_quick else SHAPE), []
+    shape = QUICK if is_quick else SHAPE
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sizes-") as name:
         write_model(Path(name) / "model", shape)
         write_records(Path(name) / "examples.jsonl", demonstrations(shape))
