@@ -71,6 +71,7 @@ def test_a_kernel_that_is_wrong_ends_its_part(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.slow
 @pytest.mark.server
+@pytest.mark.timeout(3600)  # 10 minutes a part at most
 def test_without_a_gpu_the_command_rehearses_every_part_to_the_end_and_says_what_is_not_there(tmp_path: Path) -> None:
     command = ["bash", "scripts/gpu_check.sh", "--rehearse", "--output", str(tmp_path)]
     result = RESULTS / "gpu_check.json"
