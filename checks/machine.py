@@ -71,7 +71,7 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
     if needs_vllm and importlib.util.find_spec("vllm") is None:
         raise CheckFailed("vllm is not installed, and this config starts an engine: run bash scripts/install.sh")
     if not torch.cuda.is_available():
-        if attention not in ("", "eager", "sdpa"):
+        if attention not in ("", "auto", "eager", "sdpa"):
             raise CheckFailed(f"model.attention={attention} needs a CUDA GPU, and there is none: set "
                               "model.attention=sdpa")  # fmt: skip
         if precision == "bf16" and not has_fast_bf16("cpu"):
@@ -86,7 +86,13 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
     if attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise CheckFailed("model.attention=flash_attention_2 and flash-attn is not installed: pip install flash-attn "
                           "--no-build-isolation, or set model.attention=sdpa")  # fmt: skip
-    return f"{len(names)} x {names[0]}"
+    from espalier.models.gpu_attention import kernel_of
+    from espalier.models.precision import is_bf16
+
+    found = f"{len(names)} x {names[0]}"
+    if attention != "auto":
+        return found
+    return f"{found}, packed rows by {kernel_of(attention, 'cuda', is_bf16(precision, 'cuda'))}"
 
 
 def check_server_port(server: Any) -> str:

@@ -30,13 +30,14 @@ class ProcessRewardModel:
 
 
 def load_prm(
-    path: str | os.PathLike[str], num_labels: int | None = None, device: str = "", attention: str = "sdpa"
+    path: str | os.PathLike[str], num_labels: int | None = None, device: str = "", attention: str = "auto"
 ) -> ProcessRewardModel:
     """Load a trained process reward model: a folder in Hugging Face's token-classification format, or a hub name.
 
     `num_labels` gives a policy a fresh head of zeros, to train: every score is 1/2 until then. `device`: "" for the
-    GPU where there is one, else the CPU. `attention`: eager, sdpa or flash_attention_2. Raises
-    `espalier.models.load.BadModel` (a ValueError) in one line where the folder is missing, incomplete or no PRM.
+    GPU where there is one, else the CPU. `attention`: as `model.attention` of a config, auto is the fastest that is
+    here. Raises `espalier.models.load.BadModel` (a ValueError) in one line where the folder is missing, incomplete or
+    no PRM.
 
     >>> import espalier
     >>> prm = espalier.load_prm("prm")  # the folder that training wrote: experiments/quickstart/prm/model

@@ -2,13 +2,15 @@
 
 `flash` (the package flash-attn) and `varlen` (torch's own varlen attention) take all segments as sequences of their
 own, causal and aligned at the end; the keys of a shared segment are repeated for every segment below it. `by_flex`
-(torch's flex attention) repeats nothing: a mask says which segments see which. None of them has run on a GPU yet;
-`bash scripts/gpu_check.sh attention` compares them there with the kernels for CPUs.
+(torch's flex attention) repeats nothing: a mask says which segments see which. `best_kernel` says which one
+`model.attention=auto` takes. None of them has run on a GPU yet; `bash scripts/gpu_check.sh attention` compares them
+there with the kernels for CPUs.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,9 +21,40 @@ from espalier.models.attention_kernels import BadAttention, How
 
 log = logging.getLogger(__name__)
 
+AUTO = "auto"
 BLOCK = 128  # of flex attention: rows are rounded up to it
 Tensors = tuple[torch.Tensor, ...]
 Attend = Callable[[Tensors, Tensors, tuple[int, int], How], torch.Tensor]
+
+
+@cache
+def has_varlen() -> bool:
+    """Say whether torch's varlen attention is here: it needs an NVIDIA GPU of Ampere or later. GPUs that are planned
+    for and not here have it."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    if not torch.cuda.is_available():
+        return True
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def best_kernel(device_type: str, kind: torch.dtype, head_size: int, how: How) -> str:
+    """Return the kernel that `auto` computes packed rows by: `sdpa` on a CPU; on a CUDA GPU in half precision
+    `varlen_attention`, and `flex_attention` where that cannot (soft caps, older GPUs, odd heads). In float32, with
+    attention sinks and with dropout `sdpa` there too."""
+    is_half = kind in (torch.float16, torch.bfloat16)
+    if device_type != "cuda" or not is_half or how.sinks is not None or how.dropout:
+        return "sdpa"
+    fits = how.softcap is None and head_size <= 256 and head_size % 8 == 0
+    return "varlen_attention" if fits and has_varlen() else "flex_attention"
+
+
+def kernel_of(attention: str, device_type: str, is_bf16: bool) -> str:
+    """Return the kernel of `model.attention` on a kind of device ("cpu", "cuda"), of an ordinary network where it is
+    auto."""
+    if attention != AUTO:
+        return attention
+    return best_kernel(device_type, torch.bfloat16 if is_bf16 else torch.float32, 128, How(1.0))
 
 
 def flash(tensors: Tensors, borders: Tensors, longest: tuple[int, int], how: How) -> torch.Tensor:
@@ -94,7 +127,7 @@ def by_sequences(attend: Attend) -> Callable[..., torch.Tensor]:
             positions = positions.to(key.device, non_blocking=True)
             key, value = key.index_select(0, positions), value.index_select(0, positions)
         queries = query[: sum(segments.lengths)]
-        attended = _attend(attend, (queries, key, value), segments.lengths, num_keys, how)
+        attended = _attend(attend, (queries, key, value), segments.lengths, num_keys, how).to(value.dtype)
         return pad(attended, (0, 0, 0, 0, 0, segments.num_unread)).unsqueeze(0)
 
     return packed

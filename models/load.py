@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from espalier.models.fused_norm import fuse_norms
+from espalier.models.gpu_attention import AUTO
 from espalier.models.in_parts import cutting, differing_tied
 from espalier.models.last_layer import read_last_layer
 from espalier.models.packed_attention import attention_name
@@ -131,6 +132,7 @@ def on_kernel(load: Callable[[str], Any], attention: str) -> Any:
     torch's fused one (attention sinks: GPT-OSS), with the same numbers; by transformers' own name where the network
     knows no others (GPT-J, Falcon), whose rows are then padded."""
     name = attention_name(attention)
+    attention = "sdpa" if attention == AUTO else attention  # from here on what transformers knows
     try:
         return load(name)
     except KeyError as error:
@@ -189,9 +191,9 @@ def from_pretrained(
     return read_last_layer(fuse_norms(model))
 
 
-def load_policy(path: str, attention: str = "sdpa", gradient_checkpointing: bool = False) -> PreTrainedModel:
+def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool = False) -> PreTrainedModel:
     """Return a causal language model. `attention`: one of `packed_attention.KERNELS`; all but
-    eager and sdpa need a CUDA GPU."""
+    auto, eager and sdpa need a CUDA GPU."""
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
     if gradient_checkpointing:
@@ -210,7 +212,7 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
         raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set gradient_checkpointing=false") from None
 
 
-def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:
+def load_reference(path: str, attention: str = "auto") -> PreTrainedModel:
     """Return a frozen copy of the policy, in evaluation mode."""
     model = load_policy(path, attention).requires_grad_(False)
     model.train(False)

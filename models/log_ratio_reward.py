@@ -113,7 +113,7 @@ def is_log_ratio_reward(path: str) -> bool:
     return (Path(path) / FILE).is_file()
 
 
-def load_log_ratio_reward(path: str, attention: str = "sdpa") -> LogRatioReward:
+def load_log_ratio_reward(path: str, attention: str = "auto") -> LogRatioReward:
     """Return both networks of a folder. Raises BadModel where one is missing or its numbers cannot be read."""
     try:
         scale = Scale(**json.loads((Path(path) / FILE).read_text()))

@@ -1,4 +1,5 @@
-"""Attention over packed rows (`data.batches.packing`): padding-free and exact, on the kernel that the user chose.
+"""Attention over packed rows (`data.batches.packing`): padding-free and exact, on the kernel that the user chose, or,
+with `auto`, on the fastest one that the device, the precision and the layer allow (`models.gpu_attention.best_kernel`).
 
 `attention_name("sdpa")` is the name under which transformers finds it; padded input (a model called without
 `segments`) goes to transformers' own function for that kernel, so that one model serves both. Every segment attends
@@ -12,6 +13,7 @@ window is compared with the longest row, not with the packed length. What else a
 function is refused by name; what it does not hand over, the check at loading finds (`models.packing_check`).
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,11 +38,13 @@ from espalier.models.attention_kernels import (
     sdpa_kernel,
     sdpa_padded,
 )
-from espalier.models.gpu_attention import by_flex, by_sequences, flash, padded_by_sequences, varlen
+from espalier.models.gpu_attention import AUTO, best_kernel, by_flex, by_sequences, flash, padded_by_sequences, varlen
 from espalier.models.shapes import TOGETHER
 
+log = logging.getLogger(__name__)
+
 PREFIX = "packed_"
-KERNELS = ("eager", "sdpa", "varlen_attention", "flex_attention", "flash_attention_2")
+KERNELS = (AUTO, "eager", "sdpa", "varlen_attention", "flex_attention", "flash_attention_2")
 # Arguments of transformers' attention functions that change the scores and are not built here.
 _FOREIGN = ("position_bias",)
 # Segments that are computed at once: at least so many, of at most so many queries x keys, padded to these multiples.
@@ -200,23 +204,44 @@ def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
     return lambda query, key, value, segments, how: by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
 
 
+_by_sdpa = _segmented(sdpa_kernel, sdpa_batch)
+_CHOSEN = {"sdpa": _by_sdpa, "flex_attention": by_flex, "varlen_attention": by_sequences(varlen)}
+
+
+def by_best(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: How) -> torch.Tensor:
+    """Return [1, T, H, D] by the kernel that `best_kernel` names, said in the log once."""
+    name = best_kernel(value.device.type, value.dtype, value.shape[-1], how)
+    _say_kernel(name, str(value.dtype).removeprefix("torch."), how.softcap is not None)
+    attended: torch.Tensor = _CHOSEN[name](query, key, value, segments, how)
+    return attended
+
+
+@lru_cache(maxsize=8)
+def _say_kernel(name: str, kind: str, has_softcap: bool) -> None:
+    log.info("model.attention=auto: packed rows of %s%s are computed by %s", kind,
+             " with soft caps" if has_softcap else "", name)  # fmt: skip
+
+
 for _kernel, _packed, _padded in (
-    ("sdpa", _segmented(sdpa_kernel, sdpa_batch), sdpa_padded),
+    (AUTO, by_best, sdpa_padded),
+    ("sdpa", _by_sdpa, sdpa_padded),
     ("eager", _segmented(eager_kernel, eager_batch), eager_padded),
     ("flex_attention", by_flex, sdpa_padded),
     ("flash_attention_2", by_sequences(flash), padded_by_sequences(flash)),
     ("varlen_attention", by_sequences(varlen), padded_by_sequences(varlen)),
 ):
     AttentionInterface.register(PREFIX + _kernel, _Attention(_packed, _padded))  # type: ignore[no-untyped-call]
-    _mask = {"flex_attention": "sdpa", "varlen_attention": "flash_attention_2"}.get(_kernel, _kernel)
+    _mask = {AUTO: "sdpa", "flex_attention": "sdpa", "varlen_attention": "flash_attention_2"}.get(_kernel, _kernel)
     AttentionMaskInterface.register(PREFIX + _kernel, ALL_MASK_ATTENTION_FUNCTIONS[_mask])  # type: ignore[no-untyped-call]
 
 
 def attention_name(kernel: str) -> str:
-    """Return the name to load a model with. Raises BadAttention on an unknown kernel, and on one that this machine
-    lacks."""
+    """Return the name to load a model with; of `auto` without a GPU that of sdpa. Raises BadAttention on an unknown
+    kernel, and on one that this machine lacks."""
     if kernel not in KERNELS:
         raise BadAttention(f"model.attention must be one of {', '.join(KERNELS)}, got '{kernel}'")
+    if kernel == AUTO:
+        return PREFIX + (AUTO if torch.cuda.is_available() else "sdpa")
     if kernel not in ("eager", "sdpa") and not torch.cuda.is_available():
         raise BadAttention(f"model.attention={kernel} needs a CUDA GPU: set model.attention=sdpa")
     if kernel == "flash_attention_2" and not find_spec("flash_attn"):

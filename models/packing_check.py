@@ -225,7 +225,7 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
     if not all(bool(row.isfinite().all()) for row in truth):
         return PackingCheck("padded", reason="its hidden states are not numbers")
     fine = max(_FLOOR, _TIMES * noise)
-    is_half = "flash" in name
+    is_half = "flash" in name or "varlen" in name
     limit = _HALF if is_half else fine
     padding, refused = _try(net, rows, "padded", truth)
     base = PackingCheck("padded", padding=padding, noise=noise, is_head_last=is_head_last,

@@ -25,7 +25,7 @@ from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained
 def load_process_reward(
     path: str,
     num_labels: int | None = None,
-    attention: str = "sdpa",
+    attention: str = "auto",
     gradient_checkpointing: bool = False,
     trains: str = "all",
 ) -> Any:
@@ -131,7 +131,7 @@ CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratc
 
 
 def load_critic(
-    path: str, source: str = "auto", attention: str = "sdpa", gradient_checkpointing: bool = False
+    path: str, source: str = "auto", attention: str = "auto", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
     """Return a value at every position. `source` says what `path` is:
 

@@ -20,7 +20,7 @@ from espalier.rewards.score import VERIFIER, Score, ScoreRange
 class GenerativeVerifier:
     """`path`: the model's folder; `verifier`: how it is asked; `batch_tokens`: padded tokens of one forward pass."""
 
-    def __init__(self, path: str, verifier: VerifierFormat, batch_tokens: int = 16384, attention: str = "sdpa"):
+    def __init__(self, path: str, verifier: VerifierFormat, batch_tokens: int = 16384, attention: str = "auto"):
         self.path = path
         self.model: Any = load_policy(path, attention=attention).requires_grad_(False)
         self.tokenizer = load_tokenizer(path)
@@ -52,7 +52,7 @@ class GenerativeVerifierReward:
     Raises BadInput on a verifier that is asked about steps.
     """
 
-    def __init__(self, path: str, verifier: VerifierFormat, batch_tokens: int = 16384, attention: str = "sdpa"):
+    def __init__(self, path: str, verifier: VerifierFormat, batch_tokens: int = 16384, attention: str = "auto"):
         if verifier.unit != "solution":
             raise BadInput("a generative verifier rewards whole solutions: choose verifier=solution for it")
         self.verifier = GenerativeVerifier(path, verifier, batch_tokens, attention)

@@ -82,7 +82,7 @@ class ModelForecasts:
         max_tokens: int = 300,
         batch_size: int = 16,
         batch_tokens: int = 16384,
-        attention: str = "sdpa",
+        attention: str = "auto",
     ):
         self.questions = Questions(problems)
         self.writer = TextWriter(extractor, max_tokens, batch_size)
@@ -125,7 +125,7 @@ class FactualityReward:
     """1 where a model takes the whole response to be right (its score is above 1/2), else 0: the baseline that
     linguistic calibration is compared with. A response that was cut is not right."""
 
-    def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "sdpa"):
+    def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.questions = Questions(problems)
         self.scorer = TextScorer(path, batch_tokens, attention)
 

@@ -62,7 +62,7 @@ class OutcomeModelReward:
         limit: float = 0.0,
         normaliser: str = "",
         batch_tokens: int = 16384,
-        attention: str = "sdpa",
+        attention: str = "auto",
     ):
         self.model: Any = load_process_reward(path, attention=attention).requires_grad_(False)
         if isinstance(self.model, ScoresSteps):

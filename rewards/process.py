@@ -169,7 +169,7 @@ class ProcessReward:
         temperature: float = 0.1,
         limit: float = 0.0,
         batch_tokens: int = 16384,
-        attention: str = "sdpa",
+        attention: str = "auto",
         engines: Any = None,
     ):
         if form not in FORMS:

@@ -7,6 +7,7 @@ A pass is taken to be as large as the settings let it be: `update.micro_batch_si
 
 import math
 
+from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import max_length_of
 from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.rl.combinations import reads_start
@@ -44,6 +45,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         is_bf16_fast=has_fast_bf16(kind),
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
+        attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
         buffers=BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,

@@ -51,7 +51,7 @@ class ProcessConsistencyFilter:
         penalty: float = 0.0,
         long_steps: int = 0,
         batch_tokens: int = 16384,
-        attention: str = "sdpa",
+        attention: str = "auto",
     ):
         if num_kept < 1 or long_steps < 0 or penalty < 0:
             raise BadInput(f"filter.num_kept must be at least 1, filter.penalty and filter.long_steps at least 0, got "

@@ -127,13 +127,23 @@ def open_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
+def _is_same_kernel(key: str, stored: Any, mine: Any) -> bool:
+    """Say whether an `attention` is `auto` in one config and what that is on a machine without a GPU in the other, here
+    where there is none."""
+    if key.rpartition(".")[2] != "attention" or (stored, mine) not in (("sdpa", "auto"), ("auto", "sdpa")):
+        return False
+    import torch  # not by programs that only sample
+
+    return not torch.cuda.is_available()
+
+
 def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Return (key, stored, mine) of every leaf that differs, but for the length of the run and how its server is
     asked."""
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
-    return [] if stored == mine else [(prefix[:-1], stored, mine)]
+    return [] if stored == mine or _is_same_kernel(prefix[:-1], stored, mine) else [(prefix[:-1], stored, mine)]
 
 
 def model_fingerprint(path: str) -> str:

@@ -13,7 +13,7 @@
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
 #   bash scripts/bench.sh search [accuracy] [speed] [data] [--cells C ...] [--methods M ...] [--seeds S ...] [--problems N]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
-#   bash scripts/bench.sh sizes                    planned memory beside what tensors took
+#   bash scripts/bench.sh sizes [memory] [resume]  planned memory beside what tensors took; checkpoints on fewer ranks
 #   bash scripts/bench.sh shares                   what ZeRO-3's ranks hold while networks are loaded, saved, delivered
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh road                     all sections with their defaults; or one, with its arguments:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from espalier.data.records import BadInput
+from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import BadModel, is_reward_model, load_config
 from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.models.token_scores import MAX_SCORES
@@ -138,6 +139,7 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         is_bf16_fast=has_fast_bf16(kind),
         has_checkpointing=bool(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
+        attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
     )
 
@@ -278,7 +280,9 @@ def explain_memory(setup_of: Callable[[bool], Setup], batch: MicroBatch, memory_
         return None
     for line in describe_memory(memory_plan(setup), limit):
         log.info("%s", line)
-    return summary_of(check_memory_plan(setup, batch, limit), limit)
+    log.info("computed in %s; attention of packed rows: %s on a %s", "bf16" if setup.is_bf16 else "fp32", setup.attention,
+             "GPU" if limit else "CPU")  # fmt: skip
+    return summary_of(check_memory_plan(setup, batch, limit), limit) | {"attention": setup.attention}
 
 
 def summary_of(plan: Plan, limit: int) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from espalier.pipeline.pages.tabulate_benchmarks import markdown_table
 PARTS = {
     "attention": "packed attention: sdpa, flex, varlen and flash beside the CPU's",
     "head": "log-probs over a vocabulary of 151,936, fused beside full logits and liger-kernel",
-    "training": "SFT, DPO and process rewards of a 1B shape: tokens/s, MFU, memory; SFT beside TRL",
+    "training": "SFT, DPO and process rewards of a 1B shape: tokens/s, MFU, memory; SFT and DPO beside TRL",
+    "large": "SFT of a 1B shape with a vocabulary of 151,936, and of rows of 16,384 tokens: tokens/s, MFU, memory",
     "scoring": "process rewards of a 1B shape: transformers and a vLLM engine",
     "rl_smoke": "GRPO of a 1B shape on one GPU with sleep: rollouts, delivery with its proofs, memory and its plan",
 }

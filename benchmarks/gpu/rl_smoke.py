@@ -3,7 +3,8 @@ computes, and follows it by deliveries that are proven (receipts, canaries; docs
 
 The real program for a few iterations, on word problems that a random policy cannot solve: rewards say nothing, speeds,
 seconds, memory and the agreement of engine and trainer do. The GPU's memory is read from nvidia-smi while the run goes
-on, and set beside its plan (`training/plan_gpu`). On a CPU the same run without sleep, which vLLM has on GPUs alone.
+on, and set beside its plan (`training/plan_gpu`), and which processes compute on it: where the engine was placed. On a
+CPU the same run without sleep, which vLLM has on GPUs alone.
 """
 
 import json
@@ -12,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from benchmarks.gpu.rows import Row
 from benchmarks.processes.forked import ROOT
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.tiny import build_tiny
+from espalier.sampling.placement import deal_gpus
 
 REAL = {"hidden_size": 2048, "num_layers": 15, "num_heads": 16}
 SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 2}
@@ -36,30 +39,61 @@ def settings(is_rehearsal: bool, model: Path, run: Path) -> list[str]:
             "update.micro_batch_size=4", "engine.concurrency=16"]  # fmt: skip
 
 
-def gpu_used() -> int:
-    """Return the bytes of the first GPU that are taken, by whomever; 0 without one."""
+@dataclass
+class Watched:
+    """Of a run: the most bytes of the first GPU that were taken, and the least once two processes computed on it (the
+    engine asleep); the most processes that computed on it."""
+
+    most: int = 0
+    asleep: int = 0
+    processes: int = 0
+
+    def look(self) -> None:
+        """Ask nvidia-smi once."""
+        used = asked("--query-gpu=memory.used")
+        self.most = max([self.most, *(size * 2**20 for size in used)])
+        self.processes = max(self.processes, len(asked("--query-compute-apps=pid")))
+        if self.processes > 1 and used:
+            self.asleep = min(self.asleep or self.most, used[0] * 2**20)
+
+
+def asked(query: str) -> list[int]:
+    """Return what nvidia-smi says of the first GPU, by whomever; nothing without one."""
     if not shutil.which("nvidia-smi"):
-        return 0
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    done = subprocess.run(asked, capture_output=True, text=True)
-    return int(done.stdout.strip() or 0) * 2**20 if done.returncode == 0 else 0
+        return []
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "--id=0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return [int(line) for line in done.stdout.split() if line.isdecimal()] if done.returncode == 0 else []
 
 
-def run_watched(command: list[str], log: Path) -> int:
-    """Run to the end; return the most of the GPU that was taken. Raises SystemExit where the run fails."""
-    most = 0
+def run_watched(command: list[str], log: Path) -> Watched:
+    """Run to the end, watched. Raises SystemExit where the run fails."""
+    watched = Watched()
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                most = max(most, gpu_used())
+                watched.look()
                 time.sleep(0.5)
         finally:
             process.terminate()
             process.wait(60)
     if process.returncode:
         raise SystemExit(f"error: main.py ended with exit code {process.returncode}: {log.read_text()[-1500:]}")
-    return most
+    return watched
+
+
+def placement(watched: Watched) -> list[Row]:
+    """Return where engine and learner computed, and what they took."""
+    dealt = deal_gpus(1, None, (), {})[0]
+    note = f"the engine is dealt GPU {dealt}, learner and engine compute there" if dealt else "no GPU"
+    hidden = "" if watched.processes or not dealt else "nvidia-smi names no process here"
+    sizes = {"at most": watched.most, "at least, the engine asleep": watched.asleep}
+    return [
+        Row("engine placement", watched.processes or None, "processes on the GPU", hidden or note),
+        *(Row(f"GPU memory {when}", round(size / 2**30, 3) if size else None, "GiB", "" if size else hidden or "no GPU")
+          for when, size in sizes.items()),
+    ]  # fmt: skip
 
 
 def planned(given: list[str], folder: Path) -> float:
@@ -102,8 +136,7 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     model = build_tiny(folder / "model", texts, **size, vocab_size=400, max_length=1024, seed=0)
     given = settings(is_rehearsal, model, folder / "run")
     plan = planned(given, folder)
-    most = run_watched([sys.executable, str(ROOT / "main.py"), *given], folder / "main.log")
+    watched = run_watched([sys.executable, str(ROOT / "main.py"), *given], folder / "main.log")
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    memory = Row("GPU memory at most", round(most / 2**30, 3) if most else None, "GiB", "" if most else "no GPU")
-    return [*figures([row for row in rows if "seconds/iteration" in row]), memory,
+    return [*figures([row for row in rows if "seconds/iteration" in row]), *placement(watched),
             Row("planned", round(plan, 3), "GiB", "without an engine's share" if is_rehearsal else "")]  # fmt: skip

@@ -1,10 +1,12 @@
 """Training speed on one CUDA GPU: SFT, DPO and process rewards of a Llama of about 1.1B random parameters, in bf16, and
-TRL's SFT of the same model and tokens beside it where `.venv-bench` is there.
+TRL's SFT and DPO of the same model and tokens beside them where `.venv-bench` is there. `benchmarks.gpu.large` has the
+SFT of a vocabulary and of rows as real models have them.
 
 Each objective is the real program (`trainer_base_ds_mul.py`) for some steps, in a process of its own. Tokens per second
-are those that the trainer logs (its own padding-free count), the median over the steps after the warm-up. Model FLOP
-utilisation counts, per token, 6 FLOPs for each weight but the input embedding's and 6 x layers x hidden x length for
-causal attention (Chowdhery et al. 2022, with the half that a causal mask leaves): no recomputation, no reference model.
+are those that the trainer logs (its own padding-free count, a pair's prompt twice), the median over the steps after the
+warm-up. Model FLOP utilisation counts, per token, 6 FLOPs for each weight but the input embedding's and 6 x layers x
+hidden x length for causal attention (Chowdhery et al. 2022, with the half that a causal mask leaves): no recomputation,
+no reference model.
 """
 
 import json
@@ -12,7 +14,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=20, num_warm=5),
+    "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=14, num_warm=4),
     "tiny": Shape(64, 128, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
 }
 
@@ -115,6 +117,11 @@ OBJECTIVES: dict[str, tuple[str, Callable[[Shape], list[Any]]]] = {
 }
 
 
+def micro_of(kind: str, shape: Shape) -> int:
+    """Return examples of a micro-batch; a pair has two rows."""
+    return max(1, shape.micro // 2) if kind == "dpo" else shape.micro
+
+
 def flops_per_token(shape: Shape, has_output_head: bool) -> float:
     """Forward and backward; a process reward model has no output head to speak of."""
     head_size = shape.hidden_size // shape.num_heads
@@ -142,16 +149,17 @@ def train(settings: list[str], report: Path) -> None:
     report.write_text(json.dumps(found))
 
 
-def run_objective(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
-    """Run one objective; return its device, the tokens per second of each step after the warm-up, its peak memory."""
+def run_objective(name: str, shape: Shape, folder: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Run one objective with `more` settings; return its device, the tokens per second of each step after the warm-up,
+    its peak memory."""
     groups, make = OBJECTIVES[name]
     write_records(folder / f"{name}.jsonl", make(shape))
     run, report = folder / name, folder / f"{name}.report.json"
     settings = f"""-cn train {groups} model.path={folder}/model examples.path={folder}/{name}.jsonl output_dir={run}
-        examples.max_length={shape.length} update.batch_size={shape.batch} update.micro_batch_size={shape.micro}
-        log_every=1
+        examples.max_length={shape.length} update.batch_size={shape.batch}
+        update.micro_batch_size={micro_of(name, shape)} log_every=1
         max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
-    code = exit_code(start(lambda: train(settings, report)))
+    code = exit_code(start(lambda: train([*settings, *more], report)))
     if code:
         raise SystemExit(f"error: the {name} run ended with exit code {code}: its last words stand above")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -176,22 +184,23 @@ def rows_of(name: str, run: dict[str, Any], shape: Shape) -> list[Row]:
     ]
 
 
-def beside_trl(shape: Shape, folder: Path, speed: float) -> list[Row]:
-    """Return TRL's speed of SFT on the same model and tokens, and how many times it ours is."""
+def beside_trl(kind: str, shape: Shape, folder: Path, speed: float) -> list[Row]:
+    """Return TRL's speed of SFT or DPO on the same model and tokens, and how many times it ours is."""
     python = ROOT / ".venv-bench" / "bin" / "python"
     if not python.exists():
-        return [Row("sft, TRL: speed", None, "tokens/s", "not installed: bash scripts/install_bench.sh")]
-    command = [str(python), "-m", "benchmarks.gpu.trl_sft", str(folder), json.dumps(vars(shape))]
+        return [Row(f"{kind}, TRL: speed", None, "tokens/s", "not installed: bash scripts/install_bench.sh")]
+    same = json.dumps({**vars(shape), "micro": micro_of(kind, shape)})
+    command = [str(python), "-m", "benchmarks.gpu.trl_side", str(folder), kind, same]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        return [Row("sft, TRL: speed", None, "tokens/s", done.stderr.strip().splitlines()[-1][:200])]
+        return [Row(f"{kind}, TRL: speed", None, "tokens/s", done.stderr.strip().splitlines()[-1][:200])]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     other = statistics.median(found["speeds"])
     ends = f"losses {found['losses'][0]:.4g} to {found['losses'][-1]:.4g}"
     return [
-        Row("sft, TRL: speed", round(other, 1), "tokens/s", ends),
-        Row("sft, TRL: peak memory", found["peak_gib"] or None, "GiB"),
-        Row("sft: times TRL's speed", round(speed / other, 3), "ratio"),
+        Row(f"{kind}, TRL: speed", round(other, 1), "tokens/s", ends),
+        Row(f"{kind}, TRL: peak memory", found["peak_gib"] or None, "GiB", "" if found["peak_gib"] else "no GPU"),
+        Row(f"{kind}: times TRL's speed", round(speed / other, 3), "ratio"),
     ]
 
 
@@ -201,4 +210,6 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     write_model(folder / "model", shape)
     found = {name: run_objective(name, shape, folder) for name in OBJECTIVES}
     rows = [row for name, run in found.items() for row in rows_of(name, run, shape)]
-    return [*rows, *beside_trl(shape, folder, statistics.median(found["sft"]["speeds"]))]
+    for kind in ("sft", "dpo"):
+        rows += beside_trl(kind, shape, folder, statistics.median(found[kind]["speeds"]))
+    return rows

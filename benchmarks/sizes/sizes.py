@@ -1,15 +1,21 @@
-"""The memory that `explain` plans, beside what tensors took at most, in ten runs of a Llama of 42M random parameters.
+"""Runs whose size is planned, in two sections: the memory that `explain` plans, beside what tensors took at most, in
+ten runs of a Llama of 42M random parameters; and checkpoints of four ranks that go on on fewer
+(`benchmarks.sizes.resume`).
 
-    bash scripts/bench.sh sizes [CASE ...]
+    bash scripts/bench.sh sizes [memory [CASE ...]] [resume]
 
-What is counted are bytes of tensors in the third step of each run, on every rank (`benchmarks.sizes.tensor_memory`);
-the plan says the same and nothing of the process, which is shown beside it: what it takes more than after its imports,
-with pages that the C library keeps. With names of cases (parts of them), or `--quick`, nothing is written.
+Figures of a section that is not run stay in benchmarks/results/sizes.json, with their machine and commit. Of memory,
+bytes of tensors are counted in the third step of each run, on every rank (`benchmarks.sizes.tensor_memory`); the plan
+says the same and nothing of the process, which is shown beside it: what it takes more than after its imports, with
+pages that the C library keeps. With names of cases (parts of them), or `--quick`, nothing is written.
 """
 
 import argparse
 import json
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +23,13 @@ import torch
 
 from benchmarks.gpu.training import Shape, write_model
 from benchmarks.processes.sides import load_before
-from benchmarks.result import write_result
+from benchmarks.result import RESULTS, machine, write_result
+from benchmarks.sizes import resume
 from benchmarks.sizes.memory_runs import CASES, Case, measure
+from espalier.runtime.run_dir import code_commit
 
-HOW = "bash scripts/bench.sh sizes"
+HOW = "bash scripts/bench.sh sizes memory"
+SECTIONS = ("memory", "resume")
 GOAL = 0.1
 SHAPE = Shape(512, 1536, 8, 8, 4, 16_384, length=256, batch=8, micro=2, num_steps=3, num_warm=0)
 QUICK = Shape(64, 128, 2, 2, 1, 400, length=64, batch=8, micro=2, num_steps=3, num_warm=0)
@@ -41,8 +50,11 @@ def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         worst = max(ranks, key=lambda rank: int(rank["measured"]))
         sizes = [round(worst[key] / MIB, 1) for key in ("planned", "measured", "process")]
         rows.append([name, *sizes, round(worst["planned"] / worst["measured"], 3)])
-    return {"title": "MiB per rank.", "columns": ["run", "planned", "tensors", "process", "planned / tensors"],
-            "rows": rows}  # fmt: skip
+    return {
+        "title": "Memory that is planned and that tensors took, MiB per rank.",
+        "columns": ["run", "planned", "tensors", "process", "planned / tensors"],
+        "rows": rows,
+    }
 
 
 def run(cases: list[Case], shape: Shape) -> dict[str, list[dict[str, Any]]]:
@@ -56,12 +68,12 @@ def run(cases: list[Case], shape: Shape) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def main() -> None:
-    """Measure all cases and write the result."""
+def memory(words: Sequence[str]) -> dict[str, Any] | None:
+    """Measure the memory of all cases; None, printed, of some of them and with `--quick`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="*", help="parts of names of cases")
     parser.add_argument("--quick", action="store_true", help="a tiny network: does it run; prints, writes no result")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_num_threads(1)
     load = load_before()
     chosen = [case for case in CASES if not options.cases or any(part in case.name for part in options.cases)]
@@ -72,9 +84,38 @@ def main() -> None:
     figures = {"planned_memory_error": figure(errors)}
     if options.quick or len(chosen) < len(CASES):
         print(json.dumps({"figures": figures, "table": table(found)}, indent=1))
-        return
-    print(write_result("sizes", figures, {"load_before": load, "shape": vars(SHAPE), "runs": found},
-                       tables=[table(found)]))  # fmt: skip
+        return None
+    return {"figures": figures, "tables": [table(found)], "load_before": load, "shape": vars(SHAPE), "runs": found}
+
+
+def stored_parts(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the sections of a result file, none where there is no file."""
+    if not path.is_file():
+        return {}
+    return {name: part for name, part in json.loads(path.read_text())["detail"].items() if name in SECTIONS}
+
+
+def write_parts(parts: dict[str, dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """Write all sections, each of whose tables says where and when it was made."""
+    figures = {name: one for part in parts.values() for name, one in part["figures"].items()}
+    tables = [{**one, "title": f"{one['title']} {part['made']}"} for part in parts.values() for one in part["tables"]]
+    return write_result("sizes", figures, parts, tables=tables, folder=folder)
+
+
+def main() -> None:
+    """Measure one section, or both, and write them beside what was stored of the other."""
+    wanted = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in SECTIONS else []
+    words = sys.argv[1 + len(wanted) :]
+    if not wanted and not words:
+        wanted = [*SECTIONS]
+    stored, written = stored_parts(RESULTS / "sizes.json"), False
+    for name in wanted or ["memory"]:
+        part = (memory if name == "memory" else resume.measure)(words)
+        if part is not None:
+            made = f"{time.strftime('%Y-%m-%d')}, commit {code_commit()}, {machine()}."
+            stored, written = stored | {name: {"made": made, **part}}, True
+    if written:
+        print(write_parts({name: stored[name] for name in SECTIONS if name in stored}))
 
 
 if __name__ == "__main__":

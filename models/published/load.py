@@ -47,7 +47,7 @@ def name_by_config(path: str) -> str:
     return found
 
 
-def load_published(path: str, row: PublishedPRM, attention: str = "sdpa") -> Any:
+def load_published(path: str, row: PublishedPRM, attention: str = "auto") -> Any:
     """Return the network of a folder or a hub name, frozen. Raises BadModel where it is not what the row says."""
     if row.network == POLICIES:
         from espalier.models.log_ratio_reward import load_log_ratio_reward

@@ -33,7 +33,7 @@ class ProcessValueAdvantage:
     has_process_scores = True
 
     def __init__(
-        self, path: str, form: str = "value", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "sdpa"
+        self, path: str, form: str = "value", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "auto"
     ):
         if form not in FORMS:
             raise BadInput(f"advantage.form must be one of {', '.join(FORMS)}, got '{form}'")

@@ -1,6 +1,7 @@
 """The GPU check: rehearsals of its parts on a CPU, its table and its deadline, and FLOPs as torch counts them."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.gpu import attention, gpu_check, head
+from benchmarks.gpu import attention, gpu_check, head, large, rl_smoke
 from benchmarks.gpu.gpu_check import PARTS, run_part, table_of
 from benchmarks.gpu.training import SHAPES, Shape, flops_per_token, rows_of
+from benchmarks.result import RESULTS
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 torch.set_num_threads(1)
 
 
 def test_attention_and_the_head_are_rehearsed_and_compared(tmp_path: Path) -> None:
     rows = {row.figure: row for row in attention.measure(True, tmp_path) + head.measure(True, tmp_path)}
-    for name in ("flex_attention: error", "sdpa, segment by segment: error"):
+    sdpa = "sdpa, segment by segment: error of the"
+    for name in ("flex_attention: error of the output", f"{sdpa} output", f"{sdpa} gradients"):
         value = rows[name].value
         assert value is not None
         assert 0 < value < 0.03
@@ -27,6 +31,35 @@ def test_attention_and_the_head_are_rehearsed_and_compared(tmp_path: Path) -> No
     assert loss < 0.01
     for name in ("varlen_attention", "flash_attention_2", "liger-kernel"):
         assert (rows[name].value, rows[name].note) == (None, "no GPU")
+    flex = rows["flex_attention: error of the gradients"]
+    assert (flex.value, flex.note) == (None, "no backward pass on a CPU")
+
+
+def test_large_shapes_are_what_their_names_say() -> None:
+    for is_rehearsal in (False, True):
+        (wide, _), (long, _), (same, settings) = large.shapes(is_rehearsal).values()
+        names = [*large.shapes(is_rehearsal)]
+        assert names[0] == f"vocabulary of {wide.vocab_size:,}"
+        assert names[1] == f"rows of {long.length:,} tokens"
+        assert (same, settings, long.micro) == (long, large.CHECKPOINTED, 1)
+    assert (wide.vocab_size, long.length) == (1519, 512)
+
+
+def test_where_engine_and_learner_compute_is_read_while_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner alone, both, the engine asleep."""
+    looks = [([9000], [7]), ([20_000], [7, 8]), ([12_000], [7, 8])]
+    watched = rl_smoke.Watched()
+    for used, processes in looks:
+        answers = {"--query-gpu=memory.used": used, "--query-compute-apps=pid": processes}
+        monkeypatch.setattr(rl_smoke, "asked", answers.__getitem__)
+        watched.look()
+    assert watched == rl_smoke.Watched(20_000 * 2**20, 12_000 * 2**20, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    row, most, _ = rl_smoke.placement(watched)
+    assert (row.value, row.note) == (2, "the engine is dealt GPU 3, learner and engine compute there")
+    assert most.value == 19.531
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [(one.value, one.note) for one in rl_smoke.placement(rl_smoke.Watched())] == [(None, "no GPU")] * 3
 
 
 def test_a_kernel_that_is_wrong_ends_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,13 +70,34 @@ def test_a_kernel_that_is_wrong_ends_its_part(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["training", pytest.param("scoring", marks=pytest.mark.server),
-                                  pytest.param("rl_smoke", marks=pytest.mark.server)])  # fmt: skip
-def test_the_other_parts_are_rehearsed_by_real_programs(name: str, tmp_path: Path) -> None:
-    found = run_part(name, True, tmp_path)
-    assert found["error"] == "", (tmp_path / f"{name}.log").read_text()[-2000:]
-    assert len(found["rows"]) > 1
-    assert json.loads((tmp_path / f"{name}.json").read_text()) == found
+@pytest.mark.server
+@pytest.mark.timeout(3600)  # 10 minutes a part at most
+def test_without_a_gpu_the_command_rehearses_every_part_to_the_end_and_says_what_is_not_there(tmp_path: Path) -> None:
+    command = ["bash", "scripts/gpu_check.sh", "--rehearse", "--output", str(tmp_path)]
+    result = RESULTS / "gpu_check.json"
+    before = result.read_bytes() if result.is_file() else b""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    logs = "".join(path.read_text()[-1500:] for path in tmp_path.glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    assert (result.read_bytes() if result.is_file() else b"") == before  # a rehearsal is no result
+    cells = [line.strip("| ").split(" | ") for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PARTS}
+    assert [row[0] for row in cells if row[0] in PARTS] == [*PARTS]
+    assert len(cells) == len(PARTS) + sum(len(part["rows"]) for part in found.values())
+    for part in found.values():
+        assert (part["error"], part["rehearsal"], len(part["rows"]) > 1) == ("", True, True), part
+        assert f"gpu_check: {part['part']}: done" in done.stderr
+    skipped = {row["figure"]: row["note"] for part in found.values() for row in part["rows"] if row["value"] is None}
+    kernels = ("varlen_attention", "flash_attention_2", "liger-kernel", "engine placement", "GPU memory at most")
+    assert {skipped[name] for name in kernels} == {"no GPU"}
+    assert skipped["sft: FLOP utilisation"] == "the peak of CPU is not known"
+    assert skipped["seconds/engine_sleep"] == "no such phase in this run"
+    for kind in ("sft", "dpo"):  # TRL is installed, or is named
+        speed = next(row for row in found["training"]["rows"] if row["figure"] == f"{kind}, TRL: speed")
+        assert speed["value"] or speed["note"] == "not installed: bash scripts/install_bench.sh"
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("rehearsed on a CPU: no figures") == len(PARTS)
+    assert "|  | dpo: speed |  | tokens/s | ran |" in table
 
 
 def test_a_part_beyond_its_deadline_is_ended_and_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The benchmark of sizes: what counts tensors, by hand, and that it runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.sizes.sizes import figure, table
+from benchmarks.sizes import resume
+from benchmarks.sizes.sizes import SECTIONS, figure, stored_parts, table, write_parts
 from benchmarks.sizes.tensor_memory import live_bytes, measured
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,6 +37,32 @@ def test_the_worst_rank_is_the_figure() -> None:
     made = figure([abs(rank["planned"] / rank["measured"] - 1) for ranks in found.values() for rank in ranks])
     assert (made["value"], made["low"], made["met"]) == (0.5, 0.0, False)
     assert table(found)["rows"][1] == ["two", 2.0, 4.0, 0.0, 0.5]
+
+
+def test_a_section_is_written_beside_what_is_stored_of_the_other(tmp_path: Path) -> None:
+    rows = [{"engine": "zero2", "ranks": ranks, "losses": [2.0, 1.0], "loss_error": error, "weight_error": 0.0}
+            for ranks, error in ((2, 1e-7), (1, 2e-5))]  # fmt: skip
+    parts = {"resume": {"made": "On one.", "figures": {"resumed_loss_error": resume.figure(rows)},
+                        "tables": [resume.table(rows)]}}  # fmt: skip
+    found = {"one": [{"planned": 90, "measured": 100, "process": 200}]}
+    memory = {"made": "On another.", "figures": {"planned_memory_error": figure([0.1])}, "tables": [table(found)]}
+    path = write_parts(parts, tmp_path)
+    write_parts({"memory": memory, **stored_parts(path)}, tmp_path)
+    stored = json.loads(path.read_text())
+    assert stored["figures"]["resumed_loss_error"] == resume.figure(rows)
+    assert (stored["figures"]["resumed_loss_error"]["value"], resume.figure(rows)["met"]) == (2e-5, False)
+    assert [one["title"].split(". ")[-1] for one in stored["tables"]] == ["On another.", "On one."]
+    assert stored["tables"][1]["rows"][0] == ["zero2", 4, 2, "2, 1", 1e-7, 0.0]
+    assert set(stored_parts(tmp_path / "sizes.json")) == set(SECTIONS)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_a_tiny_network_go_on_on_fewer_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume.measure(["--quick"]) is None
+    printed = capsys.readouterr().out
+    part = json.loads(printed[printed.index("{") :])
+    assert [row["ranks"] for row in part["runs"]] == [2, 1]
+    assert part["figures"]["resumed_loss_error"]["met"]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_every_objective_is_of_the_kind_whose_rates_it_takes() -> None:
 def test_neutral_experiments_hold_no_setting_of_the_embedded_tasks() -> None:
     for kind, name in KINDS.items():
         config = compose_config(CONF, f"exp/{name}")
-        assert config["model"].attention == "sdpa"
+        assert config["model"].attention == "auto"
         assert kind == "ppo" or (config["max_steps"] == 0 and config["update"].learning_rate == 0.0)
         assert kind != "dpo" or (config["objective"].beta == 0.1 and config["objective"].sft_weight == 0.0)
     assert {kind: name.split("/")[1] for kind, name in KINDS.items() if kind in NEUTRAL} == NEUTRAL

@@ -327,14 +327,14 @@ def test_kernels_for_gpus_get_the_keys_of_shared_segments_whatever_the_row_is_ro
 
 
 def test_a_kernel_that_rounds_whole_precision_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """By a kernel that gives the queries back: what it gets is rounded to bfloat16."""
+    """By a kernel that gives the queries back: what it gets is rounded to bfloat16, what it gives is float32 again."""
     gpu_attention._warn_of_bf16.cache_clear()  # said by no earlier test
     packed = pack_rows([[1, 2, 3], [4, 5]])
     tensors = [torch.randn(1, 2, len(packed.ids), 8) for _ in range(3)]
     echo = by_sequences(lambda tensors, borders, longest, how: tensors[0])
     for _ in range(2):
         found = echo(*tensors, packed.segments, attention_kernels.How(0.25))
-    assert found.dtype == torch.bfloat16
+    assert torch.equal(found[0], tensors[0][0].transpose(0, 1).bfloat16().float())
     assert caplog.text.count("attention of float32 is computed in bfloat16") == 1
     caplog.clear()
     echo(*[tensor.bfloat16() for tensor in tensors], packed.segments, attention_kernels.How(0.25))

@@ -191,3 +191,22 @@ def test_a_repository_further_up_is_not_taken_for_this_code(tmp_path: Path, monk
     (tmp_path / "installed").mkdir()
     monkeypatch.setattr("espalier.runtime.run_dir.ROOT", tmp_path / "installed")
     assert code_commit().split()[0] in ("espalier", "unknown")
+
+
+@pytest.mark.parametrize(("stored", "mine"), [("sdpa", "auto"), ("auto", "sdpa")])
+def test_a_run_with_sdpa_goes_on_with_auto_where_that_is_sdpa(
+    stored: str, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, critic = str(tmp_path / "run"), {"reference": {"path": "policy", "attention": stored}}
+    open_run_dir(run, config(model={"path": "policy", "attention": stored}, objective=critic))
+    critic = {"reference": {"path": "policy", "attention": mine}}
+    later = config(model={"path": "policy", "attention": mine}, objective=critic)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    check_run_dir(run, later)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(BadConfig, match=rf"model.attention: '{stored}' there, '{mine}' now"):
+        check_run_dir(run, later)
+
+
+def test_another_kernel_by_name_is_another_run() -> None:
+    assert changed_keys({"attention": "eager"}, {"attention": "auto"}) == [("attention", "eager", "auto")]

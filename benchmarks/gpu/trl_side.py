@@ -1,6 +1,7 @@
-"""TRL's side of the training part: SFTTrainer on the same folder and tokens, in bf16, as long as the product's run.
+"""TRL's side of the training part: SFTTrainer or DPOTrainer on the same folder and tokens, in bf16, as long as the
+product's run. DPO's reference is computed before the first step, as the product does it.
 
-    .venv-bench/bin/python -m benchmarks.gpu.trl_sft FOLDER SHAPE_AS_JSON
+    .venv-bench/bin/python -m benchmarks.gpu.trl_side FOLDER sft|dpo SHAPE_AS_JSON
 
 Prints one JSON line: tokens per second of every step after the warm-up, losses, peak memory.
 """
@@ -33,11 +34,13 @@ class Clock(TrainerCallback):
         self.losses += [logs["loss"]] if logs and "loss" in logs else []
 
 
-def table(path: Path, tokenizer: Any) -> Dataset:
-    """Return demonstrations as ids and labels, the prompt left out."""
+def table(path: Path, kind: str, tokenizer: Any) -> Dataset:
+    """Return demonstrations as ids and labels, the prompt left out; pairs as texts."""
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    if kind == "dpo":
+        return Dataset.from_list([{name: row[name] for name in ("prompt", "chosen", "rejected")} for row in read])
     rows = []
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
+    for row in read:
         prompt = tokenizer(row["prompt"]).input_ids
         answer = [*tokenizer(row["completion"]).input_ids, tokenizer.eos_token_id]
         rows.append({"input_ids": [*prompt, *answer], "labels": [*[-100] * len(prompt), *answer]})
@@ -46,25 +49,28 @@ def table(path: Path, tokenizer: Any) -> Dataset:
 
 def main() -> None:
     """Train."""
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    folder, shape = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, kind, shape = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    is_pairs = kind == "dpo"
+    make, trainer_of = (DPOConfig, DPOTrainer) if is_pairs else (SFTConfig, SFTTrainer)
+    more = {"precompute_ref_log_probs": True, "precompute_ref_batch_size": shape["micro"]} if is_pairs else {}
     disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    data = table(folder / "sft.jsonl", tokenizer)
+    data = table(folder / f"{kind}.jsonl", kind, tokenizer)
     with tempfile.TemporaryDirectory(prefix="trl-") as scratch:
-        config = SFTConfig(
+        config = make(
             output_dir=scratch, per_device_train_batch_size=shape["micro"], max_steps=shape["num_steps"],
             gradient_accumulation_steps=shape["batch"] // shape["micro"], learning_rate=1e-5, bf16=True,
             gradient_checkpointing=False, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
             max_length=shape["length"], model_init_kwargs={"dtype": torch.float32},
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=not torch.cuda.is_available(), **more,
         )  # fmt: skip
-        trainer = SFTTrainer(str(folder / "model"), args=config, train_dataset=data, processing_class=tokenizer)
+        trainer = trainer_of(str(folder / "model"), args=config, train_dataset=data, processing_class=tokenizer)
         clock = Clock()
         trainer.add_callback(clock)
         trainer.train()
-    tokens = shape["batch"] * shape["length"]
+    tokens = shape["batch"] * shape["length"] * (2 if is_pairs else 1)
     seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
     speeds = [tokens / one for one in seconds[max(0, shape["num_warm"] - 1) :]]
     peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
