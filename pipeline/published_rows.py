@@ -2,8 +2,8 @@
 
 A row is read on its own: one that cannot be is written to `X.rejected.jsonl` with its place and the reason, counted,
 and ends the program with 1; so is one that becomes another kind of record than the first one. Ids are the rows' own
-(`id` or `prompt_id`), or made of the line; one that stands again gets `~2`, `~3`, … behind it. Rows are read one by one,
-and their ids are counted on disk: memory does not grow with those that can be read.
+(`id` or `prompt_id`), or made of the line; one that stands again gets `~2`, `~3`, … behind it. Rows are read one by
+one, and their ids are counted on disk: memory does not grow with those that can be read.
 """
 
 import logging

@@ -280,8 +280,8 @@ def explain_memory(setup_of: Callable[[bool], Setup], batch: MicroBatch, memory_
         return None
     for line in describe_memory(memory_plan(setup), limit):
         log.info("%s", line)
-    log.info("computed in %s; attention of packed rows: %s on a %s", "bf16" if setup.is_bf16 else "fp32", setup.attention,
-             "GPU" if limit else "CPU")  # fmt: skip
+    kind, device = "bf16" if setup.is_bf16 else "fp32", "GPU" if limit else "CPU"
+    log.info("computed in %s; attention of packed rows: %s on a %s", kind, setup.attention, device)
     return summary_of(check_memory_plan(setup, batch, limit), limit) | {"attention": setup.attention}
 
 

@@ -99,8 +99,8 @@ class Setup:
     ones cut over the ranks, in float32 numbers. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on
     their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
     bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
-    vocabulary in float32 at a time. `is_bf16_fast`: whether bfloat16 would be a remedy. `attention`: the kernel of packed
-    rows, to be shown."""
+    vocabulary in float32 at a time. `is_bf16_fast`: whether bfloat16 would be a remedy. `attention`: the kernel of
+    packed rows, to be shown."""
 
     networks: tuple[Network, ...]
     work: Work
