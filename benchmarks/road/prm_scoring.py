@@ -64,6 +64,7 @@ AS_PUBLISHED = (
     "reasonflux",
 )
 AS_CLASSIFIERS = ("skywork", "reasoneval", "easy_to_hard", "pqm", "reasonflux_small")
+LAYOUTS = (*AS_PUBLISHED, *AS_CLASSIFIERS)
 # model of the fact sheet → tests whose passing says that it is exact
 EXACT = {
     "Math-Shepherd": "test_math_shepherd",
@@ -238,11 +239,12 @@ def exact_part(num_exact: int, wrong: Sequence[str]) -> dict[str, Any]:
 
 
 def gaps_part(found: Mapping[str, Mapping[str, float]], computed_in: str) -> dict[str, Any]:
-    """Return the figure and the table of differences between engines and transformers: layout → what `gap` gives."""
+    """Return the figure and the table of differences between engines and transformers: layout → what `gap` gives. Some
+    layouts alone do not reach the goal, however small their differences."""
     gaps, goal = [row["gap"] for row in found.values()], GOALS[computed_in]
     shown = {"value": round(max(gaps), 6), "low": round(min(gaps), 6), "high": round(max(gaps), 6),
-             "unit": f"score, {computed_in}, {len(gaps)} layouts", "goal": goal, "better": "lower",
-             "met": max(gaps) <= goal, "how": f"{HOW} gaps"}  # fmt: skip
+             "unit": f"score, {computed_in}, {len(gaps)} of {len(LAYOUTS)} layouts", "goal": goal, "better": "lower",
+             "met": max(gaps) <= goal and set(found) == set(LAYOUTS), "how": f"{HOW} gaps"}  # fmt: skip
     rows = [[layout, "published" if layout in AS_PUBLISHED else "a plain classifier", f"{row['gap']:.6f}",
              f"{row['lowest']:.3f} to {row['highest']:.3f}"] for layout, row in found.items()]  # fmt: skip
     table = {"title": f"Engines and transformers on random weights in {computed_in}: largest difference of a score",
@@ -276,7 +278,7 @@ def measure(words: Sequence[str]) -> dict[str, Any]:
     about = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=HOW, description=__doc__, formatter_class=about)
     parser.add_argument("cells", nargs="*", choices=[*CELLS, []], help="all where none is named")
-    known = [*AS_PUBLISHED, *AS_CLASSIFIERS]
+    known = list(LAYOUTS)
     parser.add_argument("--layouts", nargs="+", default=known, choices=known)
     parser.add_argument("--solutions", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)

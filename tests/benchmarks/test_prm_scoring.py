@@ -11,6 +11,7 @@ from benchmarks.road.prm_scoring import (
     AS_CLASSIFIERS,
     AS_PUBLISHED,
     EXACT,
+    LAYOUTS,
     engine_words,
     exact_part,
     gaps_part,
@@ -61,8 +62,10 @@ def test_the_widest_layout_is_the_figure_and_its_goal_is_the_precisions() -> Non
     part = gaps_part(found, "fp32")
     figure = part["figures"]["scores_transformers_vs_vllm"]
     assert (figure["value"], figure["low"], figure["met"]) == (0.02, 1e-5, False)
-    assert figure["unit"] == "score, fp32, 2 layouts"
-    assert gaps_part(found, "bf16")["figures"]["scores_transformers_vs_vllm"]["met"]
+    assert figure["unit"] == "score, fp32, 2 of 15 layouts"
+    every = dict.fromkeys(LAYOUTS, found["qwen"])
+    for some, is_met in ((found, False), (every, True)):
+        assert gaps_part(some, "bf16")["figures"]["scores_transformers_vs_vllm"]["met"] is is_met
     assert part["tables"][0]["rows"] == [
         ["qwen", "published", "0.020000", "0.100 to 0.900"],
         ["pqm", "a plain classifier", "0.000010", "0.200 to 0.800"],
