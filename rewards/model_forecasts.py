@@ -55,7 +55,8 @@ class Questions:
 
     def __init__(self, path: str):
         self.path = path
-        places = [Path(path, place) for places in ProblemFile.files.values() for place in places]
+        names = [name for places in ProblemFile.files.values() for name in places if name.endswith(".jsonl")]
+        places = [Path(path, name) for name in names]
         files = [place for place in places if place.is_file()] if Path(path).is_dir() else [Path(path)]
         if not files:
             raise BadInput(f"{path}: has none of {', '.join(place.name for place in places)}: name the file or folder "
