@@ -20,7 +20,7 @@ from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.ranks import is_main_rank
-from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
+from espalier.runtime.run_dir import as_begun, check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import check_tracking
 
@@ -43,6 +43,7 @@ def main(config: RLConfig) -> None:
     check_tracking(config.tracking)
     check_model_folder(config.model["path"])
     set_up_logging()
+    config = as_begun(config)
     run_dir = check_run_dir(config.output_dir, config)
     if is_run_finished(run_dir, config):
         log.info("%s is finished: %s/model", run_dir, run_dir)
@@ -52,10 +53,10 @@ def main(config: RLConfig) -> None:
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
     check_stop_tokens(tokenizer, config.model["path"])
-    server, client = make_client(config)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
-        config = settle_precision(config, run_dir)
+        config = settle_precision(config)
+        server, client = make_client(config)
         trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind

@@ -17,7 +17,7 @@ from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.ranks import is_main_rank
-from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
+from espalier.runtime.run_dir import as_begun, check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import check_tracking
 
@@ -44,6 +44,7 @@ def main(config: TrainConfig) -> None:
         return
     if config.mode != "train":
         raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
+    config = as_begun(config)
     run_dir = check_run_dir(config.output_dir, config)
     if is_run_finished(run_dir, config):
         if config.checkpoints.resume not in ("auto", "latest"):
@@ -68,7 +69,7 @@ def train(config: TrainConfig, run_dir: Path) -> None:
     torch.manual_seed(config.seed)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
-        config = settle_precision(config, run_dir)
+        config = settle_precision(config)
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
         loop, sizes = make_loop(config, tokenizer, examples, eval_examples)

@@ -45,8 +45,9 @@ from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.losses import VALUE_RANGES
 from espalier.rl.trainer_from_config import make_client
 from espalier.runtime.entrypoint import build
-from espalier.runtime.run_dir import check_run_dir
+from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
+from espalier.sampling.engine_arguments import engine_dtype
 from espalier.training.loop_from_config import load_data
 from espalier.training.memory_of_run import device_bytes, model_paths
 from espalier.training.predict import find_checkpoints
@@ -215,7 +216,14 @@ class CheckedConfig:
             node, number = client, int(setting_of(client, "num_engines", 1))
         else:
             return []
-        return [served(self.policy, number, float(setting_of(node, "kv_cache_gib", 1)))]
+        return [
+            served(
+                self.policy,
+                number,
+                float(setting_of(node, "kv_cache_gib", 1)),
+                engine_dtype(str(setting_of(node, "dtype", "auto")), setting_of(node, "options", None) or {}),
+            )
+        ]
 
     def disk(self) -> str:
         """Check for room for checkpoints and models, or for samples, in a folder or file that the program would take.
@@ -229,7 +237,7 @@ class CheckedConfig:
                 raise CheckFailed(f"output={config.output} is a folder: name a file")
             return check_disk(config.output, 2**26)
         if getattr(config, "mode", "train") == "train":
-            check_run_dir(config.output_dir, config)
+            check_run_dir(config.output_dir, as_begun(config))
         num_kept = config.checkpoints.keep + config.checkpoints.keep_best if config.checkpoints.save_every > 0 else 0
         return check_disk(config.output_dir, checkpoint_bytes(self.policy, num_kept))
 

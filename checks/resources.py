@@ -19,7 +19,6 @@ from espalier.checks.check import CheckFailed, Skipped
 _GIB = 2**30
 _TRAINED = 16  # bytes a parameter: weight, gradient and two averages of Adam in float32
 _FROZEN = 4
-_SERVED = 2  # bfloat16
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,11 @@ def frozen(what: str, path: str) -> Need:
     return Need(what, _FROZEN * num_parameters(path))
 
 
-def served(path: str, num_engines: int, kv_cache_gib: float) -> Need:
-    """Of vLLM engines in this machine's memory: weights in bfloat16, and the cache."""
+def served(path: str, num_engines: int, kv_cache_gib: float, dtype: str = "bfloat16") -> Need:
+    """Of vLLM engines in this machine's memory: weights in `dtype`, and the cache."""
+    each = 4 if dtype in ("float32", "float") else 2
     return Need(f"{num_engines} engine{'s' if num_engines > 1 else ''} with a cache of {kv_cache_gib:g} GiB each",
-                int(num_engines * (_SERVED * num_parameters(path) + kv_cache_gib * _GIB)))  # fmt: skip
+                int(num_engines * (each * num_parameters(path) + kv_cache_gib * _GIB)))  # fmt: skip
 
 
 def available_memory() -> int:

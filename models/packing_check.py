@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
 from espalier.models.attention_kernels import BadAttention
+from espalier.models.gpu_attention import AUTO
 from espalier.models.in_parts import halves_in_float32, is_part
 from espalier.models.inputs import model_inputs, network
 from espalier.models.packed_attention import PREFIX, takes_packed_rows, watched
@@ -248,7 +249,22 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
     unseen = unseen_limit(net.config, calls.windows)
     if unseen:
         return replace(base, reason=f"{unseen} is not built for packed ones")
+    if name == PREFIX + AUTO and (doubt := _doubt_of_kernel(net, rows, truth)):
+        log.warning("model.attention=auto: packed rows are computed by sdpa, as in bfloat16 %s", doubt)
+        net.set_attn_implementation(PREFIX + "sdpa")
     return replace(base, choice="packed")
+
+
+def _doubt_of_kernel(net: PreTrainedModel, rows: Sequence[Sequence[int]], truth: Sequence[torch.Tensor]) -> str:
+    """Return what is wrong with the kernel that `auto` takes in bfloat16, which a float32 pass does not reach: packed
+    rows are held against rows alone, both in bfloat16, by what bfloat16 itself moves."""
+    with torch.autocast(net.device.type, torch.bfloat16):
+        alone = [_states(net, {"input_ids": torch.tensor([row])})[0].float() for row in rows]
+        leak, refused = _try(net, rows, "packed", alone)
+    limit = max(_HALF, 2 * _distance(alone, truth))
+    if refused:
+        return f"its kernel refuses them ({refused})"
+    return f"they change one another by {leak:.1e} of the largest hidden value" if leak > limit else ""
 
 
 def _without_ours(

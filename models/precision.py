@@ -23,12 +23,16 @@ class BadPrecision(ValueError):
     exit_code = 2
 
 
-@cache
 def has_fast_bf16(device_type: str) -> bool:
-    """Say whether a kind of device ("cpu", "cuda") of this machine multiplies bfloat16 in hardware; GPUs that are
+    """Say whether this process's device of a kind ("cpu", "cuda") multiplies bfloat16 in hardware; GPUs that are
     planned for and not here do."""
     if device_type == "cuda":
         return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    return _has_fast_cpu()
+
+
+@cache
+def _has_fast_cpu() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from espalier.runtime.distributed import barrier, from_main_rank
 
 MANIFEST = "manifest.json"
-_LOADED = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")  # weights, or which are
+_LOADED = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json", "chat_template.jinja",
+           "generation_config.json")  # fmt: skip
 PARTIAL, REPLACED = ".partial", ".replaced"
 
 
@@ -39,7 +40,9 @@ def _files(folder: Path) -> list[Path]:
 def weight_files(model: Path) -> list[str]:
     """Return a model folder's files of weights: one, or as many as a large model was saved in; those of torch where it
     has no others."""
-    found = sorted(model.glob("*.safetensors")) or sorted(model.glob("pytorch_model*.bin"))
+    found = sorted(model.glob("*.safetensors"))
+    if not any(file.name.startswith("model") for file in found):  # a head alone, or an adapter
+        found += sorted(model.glob("pytorch_model*.bin"))
     return [str(file) for file in found or [model / "model.safetensors"]]
 
 

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -25,9 +25,8 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "eval
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
-_FOUND_BY_AUTO = ("precision", "server.dtype")
-"""Where `auto` makes no other run of one that has begun with a name: it keeps its precision; engines compute in what
-their machine does fast."""
+_BY_MACHINE = ("precision", "dtype", "attention")  # settings whose `auto` is what a machine does best
+C = TypeVar("C")
 
 
 def code_commit() -> str:
@@ -66,7 +65,8 @@ def check_run_dir(path: str, config: Any) -> Path:
     stored_path = folder / "config.yaml"
     if stored_path.is_file():
         different = changed_keys(stored_config(folder), dataclasses.asdict(config))
-        different = [row for row in different if row[0] not in _FOUND_BY_AUTO or row[2] != "auto"]
+        # A run of before wrote down no precision but auto; what that was nobody knows.
+        different = [row for row in different if row[:2] != ("precision", "auto")]
         if old := next((key for key, _, _ in different if key in RENAMED), ""):
             raise BadConfig(f"{folder} holds a run of an earlier version, whose config has '{old}' (it is now "
                             f"'{new_name(old)}'): choose another output_dir")  # fmt: skip
@@ -81,6 +81,24 @@ def check_run_dir(path: str, config: Any) -> Path:
     elif any((folder / name).exists() for name in ("model", "checkpoints", "metrics.jsonl")):
         raise BadConfig(f"{folder} holds something else (it has no config.yaml): choose another output_dir")
     return folder
+
+
+def as_begun(config: C) -> C:
+    """Return the config of a run with what its folder says in place of every `auto` that a machine decides: precision,
+    the engines' dtype, the kernel of attention. A run goes on as it began, on whatever machine."""
+    found: C = _as_begun(config, stored_config(Path(config.output_dir)), "")  # type: ignore[attr-defined]
+    return found
+
+
+def _as_begun(mine: Any, stored: Any, key: str) -> Any:
+    if isinstance(stored, dict) and isinstance(mine, dict):
+        return {name: _as_begun(value, stored.get(name), name) for name, value in mine.items()}
+    if isinstance(stored, dict) and dataclasses.is_dataclass(mine) and not isinstance(mine, type):
+        names = [part.name for part in dataclasses.fields(mine)]
+        return dataclasses.replace(
+            mine, **{name: _as_begun(getattr(mine, name), stored.get(name), name) for name in names}
+        )
+    return stored if mine == "auto" and key in _BY_MACHINE and isinstance(stored, str) else mine
 
 
 def stored_config(folder: Path) -> dict[str, Any]:
@@ -127,23 +145,13 @@ def open_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
-def _is_same_kernel(key: str, stored: Any, mine: Any) -> bool:
-    """Say whether an `attention` is `auto` in one config and what that is on a machine without a GPU in the other, here
-    where there is none."""
-    if key.rpartition(".")[2] != "attention" or (stored, mine) not in (("sdpa", "auto"), ("auto", "sdpa")):
-        return False
-    import torch  # not by programs that only sample
-
-    return not torch.cuda.is_available()
-
-
 def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Return (key, stored, mine) of every leaf that differs, but for the length of the run and how its server is
     asked."""
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
-    return [] if stored == mine or _is_same_kernel(prefix[:-1], stored, mine) else [(prefix[:-1], stored, mine)]
+    return [] if stored == mine else [(prefix[:-1], stored, mine)]
 
 
 def model_fingerprint(path: str) -> str:

@@ -154,6 +154,7 @@ class RayEngines(EnginePool):
     placement: str = "SPREAD"
 
     def __post_init__(self) -> None:
+        self.dtype = "bfloat16" if self.dtype == "auto" else self.dtype  # nodes are of other kinds than this machine
         super().__post_init__()
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None

@@ -151,12 +151,14 @@ class _Scoring:
                 "layout": self.models[0].layout,
                 "first row": content_key(list(vars(self.readers[0](first)).values())) if first else "",
                 "by": "transformers" if self.context.engines is None else "engines",
-                "precision": self._precision() if self.context.engines is None else "",
+                "precision": self._precision(),
             },
         )
 
     def _precision(self) -> str:
-        """Return what all ranks compute in, and say it: one file has scores of one precision. Raises BadInput."""
+        """Return what all ranks, or the engines, compute in, and say it: one file has scores of one precision. Raises BadInput."""
+        if self.context.engines is not None:
+            return str(getattr(self.context.engines, "dtype", ""))
         from espalier.models.precision import AUTO, is_bf16
         from espalier.runtime.distributed import device, gather_over_ranks
 

@@ -17,7 +17,6 @@ from espalier.models.gpu_attention import best_kernel, has_varlen, kernel_of
 from espalier.models.load import load_policy
 from espalier.models.packed_attention import attention_name, by_best, by_segments
 from espalier.models.packing_check import packing_of
-from espalier.models.precision import has_fast_bf16
 from tests.models.test_packing import sequences
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -36,10 +35,10 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", sequences)
     real = gpu_attention.best_kernel
     monkeypatch.setattr(packed_attention, "best_kernel", lambda device, *rest: real("cuda", *rest))
-    for cached in (has_varlen, has_fast_bf16, packed_attention._say_kernel):
+    for cached in (has_varlen, packed_attention._say_kernel):
         cached.cache_clear()
     yield
-    for cached in (has_varlen, has_fast_bf16, packed_attention._say_kernel):
+    for cached in (has_varlen, packed_attention._say_kernel):
         cached.cache_clear()
 
 
@@ -113,6 +112,19 @@ def test_rows_are_packed_for_a_network_on_a_gpu(attention: str, ampere: None) ->
     """A kernel that rounds to bfloat16 is no leak between rows."""
     check = packing_of(tiny_llama(attention))
     assert (check.choice, check.reason) == ("packed", "")
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_the_kernel_that_auto_takes_is_held_against_rows_alone_when_a_network_is_loaded(
+    is_wrong: bool, ampere: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check's own float32 pass goes by sdpa, and would not see it."""
+    if is_wrong:
+        monkeypatch.setitem(packed_attention._CHOSEN, "varlen_attention", lambda query, *rest: torch.zeros_like(query))
+    net = tiny_llama("auto")
+    assert packing_of(net).choice == "packed"
+    assert net.config._attn_implementation == ("packed_sdpa" if is_wrong else "packed_auto")
+    assert ("packed rows are computed by sdpa, as in bfloat16 they change one another" in caplog.text) is is_wrong
 
 
 def test_the_machine_says_which_kernel_it_takes(ampere: None) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from espalier.checks.check import CheckFailed
 from espalier.checks.machine import check_device
+from espalier.models import precision
 from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, warn_of_slow_bf16
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training.deepspeed_engine import _autocast
@@ -21,18 +22,18 @@ CPU = torch.device("cpu")
 def is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """A CPU that multiplies bfloat16 fast, and one that does not."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: request.param)
-    has_fast_bf16.cache_clear()
+    precision._has_fast_cpu.cache_clear()
     yield request.param
-    has_fast_bf16.cache_clear()
+    precision._has_fast_cpu.cache_clear()
 
 
 @pytest.mark.parametrize("schema", [TrainConfig, RLConfig])
 def test_a_run_computes_in_what_its_machine_multiplies_fast(schema: type, is_fast: bool) -> None:
-    precision = root_config(schema).precision
+    asked = root_config(schema).precision
     a = torch.eye(2)
-    with autocast(CPU, precision):
+    with autocast(CPU, asked):
         assert (a @ a).dtype is (torch.bfloat16 if is_fast else torch.float32)
-    assert _autocast(precision)["enabled"] is is_fast
+    assert _autocast(asked)["enabled"] is is_fast
 
 
 def test_what_is_asked_for_by_name_is_done(is_fast: bool) -> None:
@@ -58,13 +59,9 @@ def test_emulated_bfloat16_of_a_gpu_is_no_fast_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    has_fast_bf16.cache_clear()
-    try:
-        with pytest.raises(CheckFailed, match="precision=bf16, and T4 has no bfloat16 in hardware"):
-            check_device("bf16", "", needs_vllm=False)
-        assert check_device("auto", "", needs_vllm=False) == "1 x T4"
-    finally:
-        has_fast_bf16.cache_clear()
+    with pytest.raises(CheckFailed, match="precision=bf16, and T4 has no bfloat16 in hardware"):
+        check_device("bf16", "", needs_vllm=False)
+    assert check_device("auto", "", needs_vllm=False) == "1 x T4"
 
 
 def test_the_faster_one_is_taken_here() -> None:

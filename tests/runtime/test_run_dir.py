@@ -10,6 +10,7 @@ import yaml
 
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.run_dir import (
+    as_begun,
     changed_keys,
     check_run_dir,
     code_commit,
@@ -19,7 +20,7 @@ from espalier.runtime.run_dir import (
     same_origin,
     versions,
 )
-from espalier.runtime.schemas import StageConfig, TrainConfig
+from espalier.runtime.schemas import RLConfig, StageConfig, TrainConfig
 from tests.support.root_config import root_config
 
 
@@ -193,19 +194,29 @@ def test_a_repository_further_up_is_not_taken_for_this_code(tmp_path: Path, monk
     assert code_commit().split()[0] in ("espalier", "unknown")
 
 
-@pytest.mark.parametrize(("stored", "mine"), [("sdpa", "auto"), ("auto", "sdpa")])
-def test_a_run_with_sdpa_goes_on_with_auto_where_that_is_sdpa(
-    stored: str, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, critic = str(tmp_path / "run"), {"reference": {"path": "policy", "attention": stored}}
-    open_run_dir(run, config(model={"path": "policy", "attention": stored}, objective=critic))
-    critic = {"reference": {"path": "policy", "attention": mine}}
-    later = config(model={"path": "policy", "attention": mine}, objective=critic)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    check_run_dir(run, later)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(BadConfig, match=rf"model.attention: '{stored}' there, '{mine}' now"):
-        check_run_dir(run, later)
+def test_a_run_keeps_what_auto_stands_for_as_it_began(tmp_path: Path) -> None:
+    """Also where this machine would choose otherwise; a name that is another one is refused."""
+    path = str(tmp_path / "run")
+
+    def made(kernel: str, dtype: str, precision: str) -> RLConfig:
+        return root_config(RLConfig, output_dir=path, model={"path": "p", "attention": kernel}, precision=precision,
+                           server={"_target_": "s", "dtype": dtype})  # fmt: skip
+
+    began = made("sdpa", "float32", "bf16")
+    assert as_begun(began) == began, "nothing has begun"
+    folder = open_run_dir(path, began)
+    again = as_begun(made("auto", "auto", "auto"))
+    assert again == began
+    before = contents(folder)
+    open_run_dir(path, again)
+    assert contents(folder) == before
+    with pytest.raises(BadConfig, match=r"server\.dtype: 'float32' there, 'bfloat16' now"):
+        check_run_dir(path, as_begun(made("auto", "bfloat16", "auto")))
+
+
+def test_a_run_of_before_that_wrote_down_auto_goes_on(tmp_path: Path) -> None:
+    open_run_dir(str(tmp_path / "run"), config(precision="auto"))
+    check_run_dir(str(tmp_path / "run"), config(precision="fp32"))
 
 
 def test_another_kernel_by_name_is_another_run() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.run_dir import check_run_dir, open_run_dir, stored_config
-from espalier.runtime.schemas import TrainConfig
+from espalier.runtime.run_dir import as_begun, check_run_dir, open_run_dir, stored_config
+from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training import run_precision
 from espalier.training.run_precision import settle_precision
 from tests.support.root_config import root_config
@@ -36,13 +36,24 @@ def test_a_run_goes_on_in_what_it_began_with_on_another_machine(
 ) -> None:
     asked = root_config(TrainConfig, output_dir=str(tmp_path))
     of_machine(monkeypatch, is_fast)
-    began = settle_precision(asked, tmp_path)
+    began = settle_precision(as_begun(asked))
     open_run_dir(str(tmp_path), began)
     of_machine(monkeypatch, not is_fast)
-    again = settle_precision(asked, check_run_dir(str(tmp_path), asked))
+    again = settle_precision(as_begun(asked))
+    check_run_dir(str(tmp_path), again)
     assert again.precision == began.precision
     open_run_dir(str(tmp_path), again)
     assert stored_config(tmp_path)["precision"] == began.precision
     other = {"bf16": "fp32", "fp32": "bf16"}[began.precision]
     with pytest.raises(BadConfig, match=f"precision: '{began.precision}' there, '{other}' now"):
         check_run_dir(str(tmp_path), root_config(asked, precision=other))
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_engines_of_a_run_compute_in_what_is_written_down(
+    is_fast: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_machine(monkeypatch, is_fast)
+    config = root_config(RLConfig, server={"_target_": "s", "dtype": "auto"}, client={"dtype": "half"})
+    settled = settle_precision(config)
+    assert (settled.server, settled.client) == ({"_target_": "s", "dtype": dtype}, {"dtype": "half"})
