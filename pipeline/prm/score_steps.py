@@ -156,7 +156,7 @@ class _Scoring:
         )
 
     def _precision(self) -> str:
-        """Return what all ranks, or the engines, compute in, and say it: one file has scores of one precision. Raises BadInput."""
+        """Return what all ranks, or the engines, compute in: one file has scores of one precision. Raises BadInput."""
         if self.context.engines is not None:
             return str(getattr(self.context.engines, "dtype", ""))
         from espalier.models.precision import AUTO, is_bf16
