@@ -181,7 +181,7 @@ def open_json_lines(path: str | Path) -> tuple[int, Iterator[Row]] | None:
         head = file.peek(8)
         if head.startswith((b"\x1f\x8b", *_FOREIGN)):
             return None
-        count, is_begun = 0, False
+        count, is_begun, before = 0, False, _state(path)
         try:
             for _, line in _text_lines(file):
                 if not is_begun and (begun := line.lstrip(" \t\r\n")):
@@ -191,7 +191,12 @@ def open_json_lines(path: str | Path) -> tuple[int, Iterator[Row]] | None:
                 count += bool(line.strip())
         except UnicodeDecodeError:
             return None
-    return (count, _rows_of_lines(path)) if count else None
+    return (count, _rows_of_lines(path, before)) if count else None
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _text_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
@@ -199,11 +204,13 @@ def _text_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
         yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode().removesuffix("\n")
 
 
-def _rows_of_lines(path: Path) -> Iterator[Row]:
+def _rows_of_lines(path: Path, before: tuple[int, int, int]) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in _text_lines(file):
             if line.strip():
                 yield _object_row(str(path), number, line)
+    if _state(path) != before:
+        raise BadInput(f"{path} was written to while it was read: run the command again")
 
 
 def _line_rows(file: str, text: str) -> Iterator[Row]:

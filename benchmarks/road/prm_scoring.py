@@ -141,9 +141,11 @@ def largest_gap(some: Sequence[Sequence[float]], others: Sequence[Sequence[float
 
 
 def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """Return what an earlier run made with these settings at this commit and kept in a file, else make and keep it."""
-    settings = {**settings, "commit": code_commit(), "precision": precision()}
-    if path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
+    """Return what an earlier run made with these settings at this commit on this machine, and
+    kept in a file, else make and keep it. Of a tree that was changed since nothing is reused."""
+    settings = {**settings, "commit": code_commit(), "precision": precision(), "machine": machine()}
+    is_known = not str(settings["commit"]).endswith(("-dirty", "unknown"))
+    if is_known and path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
         return found["made"]
     made = make()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,11 @@ class ProblemFile(PublishedTask):
             gold = str(gold)
         if not isinstance(gold, str) and not (isinstance(gold, list) and all(isinstance(one, str) for one in gold)):
             raise BadRow(f"the answer must be a text, a number or a list of texts, got {str(gold)[:60]!r}")
-        question = read_question(row, self.template.system)
+        if lost := [name for name in ("options", "context", "info") if row.has(name)]:
+            raise BadRow(f"a row of a prompt has no {', '.join(lost)}: call the column question, with an id and gold")
+        if isinstance(gold, str) and "\n####" in gold:  # a worked solution
+            gold = gold.rpartition("####")[2].strip()
+        question = read_question(row, self.template.system, ("prompt",))
         return Problem(str(identity) if is_name else "", question, gold)
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:

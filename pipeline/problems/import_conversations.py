@@ -49,7 +49,8 @@ class ImportConversations(PublishedRows):
 
 def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
     """Return a row's tokens, and what its first turn of the user asks."""
-    if isinstance(row.fields.get("label"), bool):
+    label = row.fields.get("label")
+    if isinstance(label, bool) or (label is not None and row.has("completion")):  # beside a text a number is a class
         raise BadRow("its label judges the response, and wrong ones would be learnt: read it by "
                      "pairs/import_preferences (for KTO), or leave the column out")  # fmt: skip
     column = next((name for name in _COLUMNS if row.has(name)), "")
@@ -75,6 +76,8 @@ def _whole_text(row: Row, tokenizer: Any) -> list[int]:
     if not isinstance(text, str) or not text:
         raise BadRow("text must be a text that is not empty")
     ids = encode_text(tokenizer, text, row.place)
+    while len(ids) > 1 and ids[-1] == ids[-2] == tokenizer.eos_token_id:  # the text's, and a tokenizer's own
+        ids.pop()
     if ids[-1] != tokenizer.eos_token_id:
         ids.append(tokenizer.eos_token_id)
     if len(ids) == 1:

@@ -100,12 +100,17 @@ def test_what_is_kept_is_made_again_where_settings_or_precision_differ(
         return made[-1]
 
     path = tmp_path / "work" / "one.json"
+    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "one")
     assert [kept(path, {"solutions": 4}, make) for _ in range(2)] == [0, 0]
     assert kept(path, {"solutions": 8}, make) == 1
     monkeypatch.setattr(prm_scoring, "precision", lambda: "bf16")
     assert kept(path, {"solutions": 8}, make) == 2
     monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another")
     assert kept(path, {"solutions": 8}, make) == 3
+    monkeypatch.setattr(prm_scoring, "machine", lambda: "another")
+    assert kept(path, {"solutions": 8}, make) == 4
+    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another-dirty")
+    assert [kept(path, {"solutions": 8}, make) for _ in range(2)] == [5, 6]
 
 
 def test_a_cell_that_is_run_alone_leaves_the_others_as_they_were(

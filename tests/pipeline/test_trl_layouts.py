@@ -23,7 +23,7 @@ from espalier.data.examples.step_examples import AnnotatedSolutionExamples
 from espalier.data.examples.token_examples import WeightedExamples
 from espalier.data.jsonl import write_records
 from espalier.data.prompts import PromptTemplate
-from espalier.data.records import BadInput, PreferencePair
+from espalier.data.records import BadInput, PreferencePair, Problem
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.pairs.import_preferences import ImportPreferences
@@ -68,6 +68,12 @@ def file_of(folder: Path, *rows: dict[str, Any]) -> str:
 def reasons(folder: Path) -> list[tuple[int, str]]:
     rows = map(json.loads, (folder / "out.rejected.jsonl").read_text().splitlines())
     return [(row["line"], row["reason"]) for row in rows]
+
+
+def problems_of(folder: Path, *rows: dict[str, Any]) -> list[Problem]:
+    Path(file_of(folder, *rows)).rename(folder / "train.jsonl")
+    task = ProblemFile(str(folder), PromptTemplate("{question}"), kind="number")
+    return list(ListProblems("train").run("", StageContext(task, folder / "out.jsonl", 10.0)))
 
 
 # Each row, and what the loss reads of it (END: the end token). The first token of a text is predicted by nothing.
@@ -219,6 +225,54 @@ def test_a_judged_response_is_not_imitated_and_a_label_that_is_none_is_no_judgem
                            "into a file of its own")  # fmt: skip
     assert found[5][1] == "completion holds a turn that is not the assistant's: move it into prompt"
     assert found[6][1] == "completion must be a list of turns"
+
+
+@pytest.mark.parametrize("label", [0, 1, 0.0, "false"])
+def test_whatever_judges_a_completion_keeps_it_from_being_imitated(
+    label: Any, model: str, tmp_path: Path, context: StageContext
+) -> None:
+    path = file_of(tmp_path, {"prompt": "2 + 3 =", "completion": " 6", "label": label}, {"text": "2", "label": 1})
+    assert len(list(ImportConversations(model).run(path, context))) == 1, "a class beside a text is none"
+    assert [line for line, _ in reasons(tmp_path)] == [1]
+
+
+def test_a_file_that_is_written_to_while_it_is_read_ends_the_import(
+    model: str, tmp_path: Path, context: StageContext
+) -> None:
+    path = file_of(tmp_path, {"text": "2"}, {"text": "3"})
+    records = ImportConversations(model).run(path, context)
+    next(records)
+    with Path(path).open("a") as file:
+        file.write('{"text": "4"}\n')
+    with pytest.raises(BadInput, match="was written to while it was read: run the command again"):
+        list(records)
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "gold"),
+    [
+        ({"prompt": "2 + 3?", "problem": "sums", "answer": 5}, "2 + 3?", "5"),
+        ({"prompt": "48 / 2?", "answer": "48 / 2 = 24\n#### 24"}, "48 / 2?", "24"),
+    ],
+)
+def test_a_row_of_a_prompt_asks_it_and_has_the_answer_behind_its_solution(
+    row: dict[str, Any], question: str, gold: str, tmp_path: Path
+) -> None:
+    (problem,) = problems_of(tmp_path, row)
+    assert (problem.question, problem.gold) == (question, gold)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "Which?", "options": ["x", "y"], "answer": "A"}, "has no options: call the column question"),
+        ({"prompt": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "It"}]}, "user, assistant"),
+    ],
+)
+def test_what_a_row_of_a_prompt_would_lose_is_refused(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    assert len(problems_of(tmp_path, row, {"prompt": "2 + 3?"})) == 1
+    ((line, said),) = reasons(tmp_path)
+    assert (line, reason in said) == (1, True), said
 
 
 def test_ids_of_a_prompt_alone_are_refused(model: str, tmp_path: Path) -> None:
