@@ -24,6 +24,7 @@ from espalier.rl.kl import check_kl
 from espalier.rl.trainer_from_config import make_client, make_trainer
 from espalier.runtime.entrypoint import register_schemas
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.ray_engines import RayEngines
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VINE = {
