@@ -69,9 +69,9 @@ def train(config: TrainConfig, run_dir: Path) -> None:
     torch.manual_seed(config.seed)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
-        config = settle_precision(config)
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
+        config = settle_precision(config)
         loop, sizes = make_loop(config, tokenizer, examples, eval_examples)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
