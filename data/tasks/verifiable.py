@@ -12,7 +12,7 @@ Files are JSON lines, JSON or Parquet. A row's `id` is kept where all have one; 
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -79,16 +79,17 @@ def _rest(check: Check) -> tuple[Any, float]:
     return check.ground_truth, check.weight
 
 
-def read_question(row: Row, system: str = "") -> str:
-    """Return what a row asks: a text, or the one turn of a user, before which the row may hold the prompt's own turn of
-    the `system`. Raises BadRow on none, or other turns."""
-    name = next((name for name in _QUESTIONS if row.has(name)), "")
+def read_question(row: Row, system: str = "", names: Sequence[str] = _QUESTIONS) -> str:
+    """Return what a row asks in the first of the columns `names` that it has: a text, or the one turn of a user, before
+    which the row may hold the prompt's own turn of the `system`. Raises BadRow on none, or other turns."""
+    name = next((name for name in names if row.has(name)), "")
     value = row.fields.get(name)
     if isinstance(value, str):
         return row.text(name)
     if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
-        raise BadRow(f"the row asks nothing: it needs one of {', '.join(_QUESTIONS)}")
-    turns = value[:-1] if value and value[-1].get("role") == "assistant" else value
+        raise BadRow(f"the row asks nothing: it needs one of {', '.join(names)}")
+    is_answered = name == "messages" and value and value[-1].get("role") == "assistant"
+    turns = value[:-1] if is_answered else value
     if turns and turns[0].get("role") == "system" and turns[0].get("content") == system:
         turns = turns[1:]
     roles = [turn.get("role") for turn in turns]
