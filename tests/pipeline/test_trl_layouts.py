@@ -173,7 +173,7 @@ def prompts(folder: Path, *rows: dict[str, Any], kind: str = "short_answer") -> 
 
 
 def test_a_row_of_prompts_asks_its_prompt_and_keeps_what_a_problem_has(tmp_path: Path) -> None:
-    more = {"options": ["4", "5"], "context": "Sums.", "info": {"subject": "sums"}}
+    more: dict[str, Any] = {"options": ["4", "5"], "context": "Sums.", "info": {"subject": "sums"}}
     row = {"prompt": "What is 2+3?", "problem": "arithmetic", "messages": user("?"), "answer": "B", "id": "a", **more}
     assert prompts(tmp_path, row, kind="choice") == [Problem("a", "What is 2+3?", "B", **more)]
 
