@@ -5,20 +5,24 @@ be unique. `kind` says how answers are compared; worked solutions are in `info["
 
 A row of prompts has the column `prompt`, a text or chat turns of which one is the user's (TRL's prompt-only layout),
 and no `question`. Its gold is `gold`, `answer` or `ground_truth` where it has one, else "": answers to it are read, and
-never right. Without an `id` it is called by the number of its row.
+never right. Of a worked solution the gold is what follows the last `####` that begins a line, as in GSM8K. Without an
+`id` it is called by the number of its row. `info`, `context` and `options` are those of a `Problem`.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from espalier.data.answers.numbers import extract_marked_number
 from espalier.data.records import BadInput, Problem, parse_record
 from espalier.data.sources import BadRow, Row
 from espalier.data.tasks.published import PublishedTask
 from espalier.data.tasks.verifiable import GOLDS, read_question
 
 log = logging.getLogger(__name__)
+_MARKED = re.compile(r"^####(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -46,21 +50,21 @@ class ProblemFile(PublishedTask):
 
         Raises BadRow where it is no `Problem` and no prompt, or its order of options is not a permutation.
         """
-        if row.has("prompt") and not row.has("question"):
-            return self._prompt(row)
+        is_prompt = row.has("prompt") and not row.has("question")
         try:
-            problem = parse_record(Problem, row.fields, "")
+            problem = parse_record(Problem, self._prompt(row) if is_prompt else row.fields, "")
         except BadInput as error:
-            raise BadRow(str(error).removeprefix(": ")) from None
-        if not problem.id:
+            remedy = ": give the column another name if it is none of a problem's" if is_prompt else ""
+            raise BadRow(str(error).removeprefix(": ") + remedy) from None
+        if not problem.id and not is_prompt:
             raise BadRow("the id is empty: give every line one of its own")
         order = problem.info.get("option_order")
         if order is not None and (not isinstance(order, list) or {*map(repr, order)} != _places(problem)):
             raise BadRow(f"info.option_order must hold the place of every option once, got {order!r}")
         return problem
 
-    def _prompt(self, row: Row) -> Problem:
-        """Read a row of prompts. Raises BadRow."""
+    def _prompt(self, row: Row) -> dict[str, Any]:
+        """Return the fields of the problem of a row of prompts. Raises BadRow."""
         identity = row.fields.get("id")
         is_name = isinstance(identity, str | int) and not isinstance(identity, bool)
         gold = next((row.fields[name] for name in GOLDS if row.has(name)), "")
@@ -68,12 +72,22 @@ class ProblemFile(PublishedTask):
             gold = str(gold)
         if not isinstance(gold, str) and not (isinstance(gold, list) and all(isinstance(one, str) for one in gold)):
             raise BadRow(f"the answer must be a text, a number or a list of texts, got {str(gold)[:60]!r}")
-        if lost := [name for name in ("options", "context", "info") if row.has(name)]:
-            raise BadRow(f"a row of a prompt has no {', '.join(lost)}: call the column question, with an id and gold")
-        if isinstance(gold, str) and "\n####" in gold:  # a worked solution
-            gold = gold.rpartition("####")[2].strip()
+        gold = self._answer(gold) if isinstance(gold, str) else [*map(self._answer, gold)]
         question = read_question(row, self.template.system, ("prompt",))
-        return Problem(str(identity) if is_name else "", question, gold)
+        more = {name: row.fields[name] for name in ("info", "context", "options") if row.has(name)}
+        return {"id": str(identity) if is_name else "", "question": question, "gold": gold, **more}
+
+    def _answer(self, gold: str) -> str:
+        """Return what follows the last `####` that begins a line, the whole text where there is none. Raises BadRow
+        where nothing follows, or no number where numbers are compared."""
+        marked = _MARKED.findall(gold)
+        if not marked:
+            return gold
+        is_number = self.kind == "marked_number"
+        answer = extract_marked_number(f"####{marked[-1]}") if is_number else marked[-1].strip()
+        if not answer:
+            raise BadRow(f"the answer has {'no number' if is_number else 'nothing'} behind its last ####")
+        return answer
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
         """Return the problem as it is; a prompt without an id is called by its row's number. Raises BadRow on an id

@@ -80,15 +80,16 @@ def _rest(check: Check) -> tuple[Any, float]:
 
 
 def read_question(row: Row, system: str = "", names: Sequence[str] = _QUESTIONS) -> str:
-    """Return what a row asks: a text, or the one turn of a user, before which the row may hold the prompt's own turn of
-    the `system`; in the first of these columns that it has. Raises BadRow on none, or other turns."""
+    """Return what a row asks in the first of the columns `names` that it has: a text, or the one turn of a user, before
+    which the row may hold the prompt's own turn of the `system`. Raises BadRow on none, or other turns."""
     name = next((name for name in names if row.has(name)), "")
     value = row.fields.get(name)
     if isinstance(value, str):
         return row.text(name)
     if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
         raise BadRow(f"the row asks nothing: it needs one of {', '.join(names)}")
-    turns = value[:-1] if name == "messages" and value and value[-1].get("role") == "assistant" else value
+    is_answered = name == "messages" and value and value[-1].get("role") == "assistant"
+    turns = value[:-1] if is_answered else value
     if turns and turns[0].get("role") == "system" and turns[0].get("content") == system:
         turns = turns[1:]
     roles = [turn.get("role") for turn in turns]

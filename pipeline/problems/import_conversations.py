@@ -6,8 +6,8 @@ learnt.
 
 Columns: `messages` or `conversation` (turns), `prompt` and `completion` (texts, or turns), as TRL names them. Tokens
 of the assistant have weight 1 (`stage.learns=last`: those of its last turn alone), all others 0. Of `text` alone all
-tokens are learnt, the end token too, but for the first one, which nothing predicts. Rows whose `label` is true or false
-are refused: a wrong response would be learnt.
+tokens are learnt, the end token too, but for the first one, which nothing predicts. Rows whose `label` is true or
+false, and rows of `completion` with any `label`, are refused: a wrong response would be learnt.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,7 @@ class ImportConversations(PublishedRows):
 
 def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
     """Return a row's tokens, and what its first turn of the user asks."""
-    label = row.fields.get("label")
-    if isinstance(label, bool) or (label is not None and row.has("completion")):  # beside a text a number is a class
+    if isinstance(row.fields.get("label"), bool) or (row.has("completion") and row.has("label")):
         raise BadRow("its label judges the response, and wrong ones would be learnt: read it by "
                      "pairs/import_preferences (for KTO), or leave the column out")  # fmt: skip
     column = next((name for name in _COLUMNS if row.has(name)), "")
@@ -71,15 +70,14 @@ def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
 
 
 def _whole_text(row: Row, tokenizer: Any) -> list[int]:
-    """Return the tokens of `text` with one end token, which the text may have written already."""
+    """Return the tokens of `text` with one end token, which the text or the tokenizer may have written already."""
     text = row.fields["text"]
     if not isinstance(text, str) or not text:
         raise BadRow("text must be a text that is not empty")
     ids = encode_text(tokenizer, text, row.place)
-    while len(ids) > 1 and ids[-1] == ids[-2] == tokenizer.eos_token_id:  # the text's, and a tokenizer's own
+    while ids and ids[-1] == tokenizer.eos_token_id:
         ids.pop()
-    if ids[-1] != tokenizer.eos_token_id:
-        ids.append(tokenizer.eos_token_id)
+    ids.append(tokenizer.eos_token_id)
     if len(ids) == 1:
         raise BadRow("text is nothing but an end token: there is nothing to learn")
     return ids

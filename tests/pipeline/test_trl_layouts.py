@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tokenizers.processors import TemplateProcessing
 
 from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples
 from espalier.data.examples.step_examples import AnnotatedSolutionExamples
@@ -24,6 +25,7 @@ from espalier.data.examples.token_examples import WeightedExamples
 from espalier.data.jsonl import write_records
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, PreferencePair, Problem
+from espalier.data.sources import Row
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.pairs.import_preferences import ImportPreferences
@@ -68,12 +70,6 @@ def file_of(folder: Path, *rows: dict[str, Any]) -> str:
 def reasons(folder: Path) -> list[tuple[int, str]]:
     rows = map(json.loads, (folder / "out.rejected.jsonl").read_text().splitlines())
     return [(row["line"], row["reason"]) for row in rows]
-
-
-def problems_of(folder: Path, *rows: dict[str, Any]) -> list[Problem]:
-    Path(file_of(folder, *rows)).rename(folder / "train.jsonl")
-    task = ProblemFile(str(folder), PromptTemplate("{question}"), kind="number")
-    return list(ListProblems("train").run("", StageContext(task, folder / "out.jsonl", 10.0)))
 
 
 # Each row, and what the loss reads of it (END: the end token). The first token of a text is predicted by nothing.
@@ -144,6 +140,70 @@ def test_the_layouts_of_kto(layout: str, model: str, tmp_path: Path, context: St
         ([*same.prompt_ids, *same.chosen_ids], len(same.prompt_ids), 1.0),
         ([*same.prompt_ids, *same.rejected_ids], len(same.prompt_ids), 0.0),
     ]
+
+
+@pytest.mark.parametrize("label", [0, 1, 0.0, "false", True])
+def test_a_completion_with_any_label_is_not_imitated(
+    label: object, model: str, tmp_path: Path, context: StageContext
+) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "2 + 3 =", "completion": " 6", "label": label},
+                                  {"prompt": "2 + 3 =", "completion": " 5", "label": None},
+                                  {"text": "2 + 3 = 5", "label": 1}]  # fmt: skip
+    assert len(list(ImportConversations(model).run(file_of(tmp_path, *rows), context))) == 2
+    ((line, reason),) = reasons(tmp_path)
+    assert (line, reason.partition(",")[0]) == (1, "its label judges the response")
+
+
+@pytest.mark.parametrize("text", ["2 + 3", "2 + 3END"])
+def test_a_text_has_one_end_token_where_the_tokenizer_adds_one_too(text: str, model: str) -> None:
+    tokenizer = load_tokenizer(model)
+    end = tokenizer.eos_token_id
+    ids = [*tokenizer("2 + 3").input_ids, end]
+    tokenizer._tokenizer.post_processor = TemplateProcessing("$A </e>", special_tokens=[("</e>", end)])
+    row = Row("f", 1, {"text": text.replace("END", tokenizer.eos_token)})
+    assert tokenizer(row.fields["text"]).input_ids[-1] == end
+    record = ImportConversations(model).read(row, tokenizer)
+    found = [*record.prompt_ids, *record.response_ids]
+    assert found[-3:] == ids[-3:]
+    assert found.count(end) == 1
+
+
+def prompts(folder: Path, *rows: dict[str, Any], kind: str = "short_answer") -> list[Problem]:
+    return ProblemFile(file_of(folder, *rows), kind=kind).problems("train")
+
+
+def test_a_row_of_prompts_asks_its_prompt_and_keeps_what_a_problem_has(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"options": ["4", "5"], "context": "Sums.", "info": {"subject": "sums"}}
+    row = {"prompt": "What is 2+3?", "problem": "arithmetic", "messages": user("?"), "answer": "B", "id": "a", **more}
+    assert prompts(tmp_path, row, kind="choice") == [Problem("a", "What is 2+3?", "B", **more)]
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    ({"prompt": [*user("2 + 3?"), *assistant("So")]}, "prompt has the turns user, assistant: one of the user is read"),
+    ({"options": {"A": "4"}}, "options must be list.*: give the column another name"),
+    ({"info": {"option_order": [1]}}, "info.option_order must hold the place of every option once"),
+    ({"answer": "2 + 3 = 5\n#### "}, "the answer has nothing behind its last ####"),
+])  # fmt: skip
+def test_a_row_of_prompts_that_would_lose_something_is_refused(
+    more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        prompts(tmp_path, {"prompt": "2 + 3?", **more})
+
+
+@pytest.mark.parametrize(("answer", "kind", "gold"), [
+    ("48/2 = 24\n#### 24", "marked_number", "24"),
+    ("So\n#### 12\nor rather\n#### $1,200\n", "marked_number", "1200"),
+    ("48/2 = 24%\n#### 24%", "number", "24%"),
+    ("It is\n#### Paris", "short_answer", "Paris"),
+    ("no #### marker", "short_answer", "no #### marker"),
+])  # fmt: skip
+def test_the_gold_of_a_worked_solution_stands_behind_its_marker(
+    answer: str, kind: str, gold: str, tmp_path: Path
+) -> None:
+    (problem,) = prompts(tmp_path, {"prompt": "?", "answer": answer}, kind=kind)
+    assert problem.gold == gold
+    assert ProblemFile(kind=kind).grade(problem.gold, f"#### {gold}").is_correct
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -227,15 +287,6 @@ def test_a_judged_response_is_not_imitated_and_a_label_that_is_none_is_no_judgem
     assert found[6][1] == "completion must be a list of turns"
 
 
-@pytest.mark.parametrize("label", [0, 1, 0.0, "false"])
-def test_whatever_judges_a_completion_keeps_it_from_being_imitated(
-    label: Any, model: str, tmp_path: Path, context: StageContext
-) -> None:
-    path = file_of(tmp_path, {"prompt": "2 + 3 =", "completion": " 6", "label": label}, {"text": "2", "label": 1})
-    assert len(list(ImportConversations(model).run(path, context))) == 1, "a class beside a text is none"
-    assert [line for line, _ in reasons(tmp_path)] == [1]
-
-
 def test_a_file_that_is_written_to_while_it_is_read_ends_the_import(
     model: str, tmp_path: Path, context: StageContext
 ) -> None:
@@ -246,33 +297,6 @@ def test_a_file_that_is_written_to_while_it_is_read_ends_the_import(
         file.write('{"text": "4"}\n')
     with pytest.raises(BadInput, match="was written to while it was read: run the command again"):
         list(records)
-
-
-@pytest.mark.parametrize(
-    ("row", "question", "gold"),
-    [
-        ({"prompt": "2 + 3?", "problem": "sums", "answer": 5}, "2 + 3?", "5"),
-        ({"prompt": "48 / 2?", "answer": "48 / 2 = 24\n#### 24"}, "48 / 2?", "24"),
-    ],
-)
-def test_a_row_of_a_prompt_asks_it_and_has_the_answer_behind_its_solution(
-    row: dict[str, Any], question: str, gold: str, tmp_path: Path
-) -> None:
-    (problem,) = problems_of(tmp_path, row)
-    assert (problem.question, problem.gold) == (question, gold)
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": "Which?", "options": ["x", "y"], "answer": "A"}, "has no options: call the column question"),
-        ({"prompt": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "It"}]}, "user, assistant"),
-    ],
-)
-def test_what_a_row_of_a_prompt_would_lose_is_refused(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    assert len(problems_of(tmp_path, row, {"prompt": "2 + 3?"})) == 1
-    ((line, said),) = reasons(tmp_path)
-    assert (line, reason in said) == (1, True), said
 
 
 def test_ids_of_a_prompt_alone_are_refused(model: str, tmp_path: Path) -> None:
