@@ -45,42 +45,26 @@ def on_disk(place: str) -> Iterator[None]:
         raise
 
 
-def nameless_base(beside: Path, tables: str) -> tuple[sqlite3.Connection, str]:
-    """Return a SQLite base with these `tables` in the folder of `beside`, and the name that it had there: it has none
-    any more, and is gone with the process. Raises OSError where the disk is full."""
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
-    base = sqlite3.connect(name, isolation_level=None)
-    try:
-        with on_disk(name):
-            base.executescript(
-                f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
-                f"PRAGMA locking_mode=EXCLUSIVE; {tables}"
-            )
-    finally:
-        Path(name).unlink(missing_ok=True)  # it stays open
-    return base, name
+class NamelessBase:
+    """A SQLite base with these `tables` in the folder of `beside`. Its file has no name there once it is open, and is
+    gone with the process. Raises OSError where the disk is full."""
 
-
-class ProblemRows:
-    """Files of records with an `id` and a `problem_id`. Files are numbered in the order they are added in."""
-
-    def __init__(self, beside: Path):
-        """The index lies in the folder of `beside`, the file that is being made."""
-        self._base, self._name = nameless_base(beside, "CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
-                                               "CREATE TABLE names (name BLOB, problem INTEGER);")  # fmt: skip
-        self._files: list[tuple[type, IO[bytes], str]] = []
-        self._open = ExitStack()
-
-    @property
-    def num_files(self) -> int:
-        """How many were added; the number of the next one."""
-        return len(self._files)
+    def __init__(self, beside: Path, tables: str):
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        self._name = str(beside.with_name(f".{beside.name}.{os.getpid()}.rows"))
+        self._base = sqlite3.connect(self._name, isolation_level=None)
+        try:
+            with self._on_disk():
+                self._base.executescript(
+                    f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KIB}; "
+                    f"PRAGMA locking_mode=EXCLUSIVE; {tables}"
+                )
+        finally:
+            Path(self._name).unlink(missing_ok=True)  # it stays open
 
     def close(self) -> None:
-        """Let the files and the index go."""
+        """Let it go."""
         self._base.close()
-        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -92,6 +76,30 @@ class ProblemRows:
 
     def _on_disk(self) -> AbstractContextManager[None]:
         return on_disk(self._name)
+
+
+class ProblemRows(NamelessBase):
+    """Files of records with an `id` and a `problem_id`. Files are numbered in the order they are added in."""
+
+    def __init__(self, beside: Path):
+        """The index lies in the folder of `beside`, the file that is being made."""
+        super().__init__(
+            beside,
+            "CREATE TABLE results (place INTEGER PRIMARY KEY, line TEXT); "
+            "CREATE TABLE names (name BLOB, problem INTEGER);",
+        )
+        self._files: list[tuple[type, IO[bytes], str]] = []
+        self._open = ExitStack()
+
+    @property
+    def num_files(self) -> int:
+        """How many were added; the number of the next one."""
+        return len(self._files)
+
+    def close(self) -> None:
+        """Let the files and the index go."""
+        super().close()
+        self._open.close()
 
     def add(self, kind: type, path: str, finds_ids: bool = False) -> int:
         """Read a file; its number of rows. `finds_ids`: they are looked up by their ids (`by_id`). Raises BadInput on a

@@ -4,43 +4,33 @@ from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from espalier.data.prefix_tree import Tokens
-from espalier.data.row_index import nameless_base, on_disk
+from espalier.data.row_index import NamelessBase
 
 _BYTES = 4  # of a token
 
 
-class TokenTree:
+class TokenTree(NamelessBase):
     """Takes in token sequences, some at a time, and counts what `prefix_tree.num_distinct_tokens` counts of all."""
 
     def __init__(self, beside: Path):
         """The sequences lie in the folder of `beside`, in a file without a name."""
-        self._base, self._name = nameless_base(beside, "CREATE TABLE sequences (tokens BLOB); BEGIN;")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._base.close()
+        super().__init__(beside, "CREATE TABLE sequences (tokens BLOB); BEGIN;")
 
     def add(self, sequences: Sequence[Tokens]) -> None:
         """Take in sequences of ids below 2**31. Those that another of them extends add no token and are not kept."""
         rows = sorted(array("i", tokens).tobytes() for tokens in sequences)
         longest = [(one,) for one, after in pairwise([*rows, b""]) if not after.startswith(one)]
-        with on_disk(self._name):
+        with self._on_disk():
             self._base.executemany("INSERT INTO sequences VALUES (?)", longest)
 
     def num_tokens(self) -> int:
         """Return the nodes of the tree without its root: tokens that sequences share from the start count once."""
         total, last = 0, b""
-        with on_disk(self._name):
+        with self._on_disk():
             for (row,) in self._base.execute("SELECT tokens FROM sequences ORDER BY tokens"):
                 total += len(row) // _BYTES - _shared_bytes(row, last) // _BYTES
                 last = row

@@ -11,11 +11,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from espalier.data.jsonl import write_records
-from espalier.data.row_index import nameless_base, on_disk
+from espalier.data.row_index import NamelessBase
 from espalier.data.sources import BadRow, RejectedRow, Row
 from espalier.data.tables import open_rows
 from espalier.pipeline.stage import StageContext
@@ -74,26 +73,16 @@ class PublishedRows:
                         first.reason)  # fmt: skip
 
 
-class _IdCounts:
+class _IdCounts(NamelessBase):
     """How often each id came so far."""
 
     def __init__(self, beside: Path):
-        self._base, self._name = nameless_base(
-            beside, "CREATE TABLE ids (id BLOB PRIMARY KEY, times INTEGER) WITHOUT ROWID; BEGIN;"
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._base.close()
+        super().__init__(beside, "CREATE TABLE ids (id BLOB PRIMARY KEY, times INTEGER) WITHOUT ROWID; BEGIN;")
 
     def add(self, name: str) -> int:
         """Count an id; how often it came, this time with it."""
         key = (name.encode("utf-8", "surrogatepass"),)
-        with on_disk(self._name):
+        with self._on_disk():
             self._base.execute("INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1", key)
             times: int = self._base.execute("SELECT times FROM ids WHERE id = ?", key).fetchone()[0]
         return times

@@ -132,6 +132,23 @@ def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="session")
+def chat_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny policy's folder, its tokenizer with a chat template."""
+    from espalier.models.load import load_tokenizer
+
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    tokenizer = load_tokenizer(str(tiny_policy))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((tiny_policy / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_prm(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A process reward model in a folder `prm`: the body of `tiny_policy` with a random head, so that scores differ."""
     import torch

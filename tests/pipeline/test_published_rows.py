@@ -16,25 +16,12 @@ from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.problems.import_conversations import ImportConversations
 from espalier.pipeline.stage import StageContext
 
-CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
 PAIRS: list[dict[str, Any]] = [
     {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6", "score_chosen": 9.5, "score_rejected": 2.0, "id": None},
     {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 7", "id": "mine"},
     {"prompt": "4 + 3 =", "chosen": " 7", "rejected": " 8", "id": "mine"},
     {"prompt": "4 + 3 =", "chosen": " 7", "rejected": " 7"},
 ]
-
-
-@pytest.fixture(scope="module")
-def chat_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny tokenizer with a chat template, as a model's folder."""
-    folder = tmp_path_factory.mktemp("chat") / "model"
-    tokenizer = load_tokenizer(str(tiny_policy))
-    tokenizer.chat_template = CHAT
-    tokenizer.save_pretrained(folder)
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((tiny_policy / name).read_bytes())
-    return folder
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -34,8 +34,6 @@ from espalier.pipeline.problems.import_conversations import ImportConversations
 from espalier.pipeline.problems.list_problems import ListProblems
 from espalier.pipeline.stage import StageContext
 
-CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
-
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
@@ -45,16 +43,9 @@ def assistant(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny tokenizer with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "model"
-    tokenizer = load_tokenizer(str(tiny_policy))
-    tokenizer.chat_template = CHAT
-    tokenizer.save_pretrained(folder)
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((tiny_policy / name).read_bytes())
-    return str(folder)
+@pytest.fixture
+def model(chat_model: Path) -> str:
+    return str(chat_model)
 
 
 @pytest.fixture
