@@ -40,7 +40,8 @@ def main(config: TrainConfig) -> None:
 
         lock = exclusive(Path(config.output_dir)) if is_main_rank() else nullcontext()
         with lock, process_group(config.rank_timeout_seconds):
-            predict(settle_precision(config), load_tokenizer(config.model["path"]))
+            tokenizer = load_tokenizer(config.model["path"])
+            predict(settle_precision(config), tokenizer)
         return
     if config.mode != "train":
         raise BadConfig(f"mode must be train or predict, got '{config.mode}'")

@@ -50,7 +50,7 @@ def autocast(device: torch.device, precision: str = AUTO) -> Iterator[None]:
         yield
 
 
-def warn_of_slow_bf16(device: torch.device, why: str = "precision=bf16") -> None:
-    """Warn where what is to be computed in bfloat16 would be far faster in float32 on this device."""
+def warn_of_slow_bf16(device: torch.device) -> None:
+    """Warn where precision=bf16 would be far slower than float32 on this device."""
     if not has_fast_bf16(device.type):
-        log.warning("%s, which this %s multiplies far slower than float32", why, device.type)
+        log.warning("precision=bf16, which this %s multiplies far slower than float32", device.type)

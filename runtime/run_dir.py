@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -26,7 +26,6 @@ _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
 _BY_MACHINE = ("precision", "dtype", "attention")  # settings whose `auto` is what a machine does best
-C = TypeVar("C")
 
 
 def code_commit() -> str:
@@ -83,21 +82,18 @@ def check_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
-def as_begun(config: C) -> C:
+def as_begun(config: Any) -> Any:
     """Return the config of a run with what its folder says in place of every `auto` that a machine decides: precision,
     the engines' dtype, the kernel of attention. A run goes on as it began, on whatever machine."""
-    found: C = _as_begun(config, stored_config(Path(config.output_dir)), "")  # type: ignore[attr-defined]
-    return found
+    return _as_begun(config, stored_config(Path(config.output_dir)), "")
 
 
 def _as_begun(mine: Any, stored: Any, key: str) -> Any:
     if isinstance(stored, dict) and isinstance(mine, dict):
         return {name: _as_begun(value, stored.get(name), name) for name, value in mine.items()}
     if isinstance(stored, dict) and dataclasses.is_dataclass(mine) and not isinstance(mine, type):
-        names = [part.name for part in dataclasses.fields(mine)]
-        return dataclasses.replace(
-            mine, **{name: _as_begun(getattr(mine, name), stored.get(name), name) for name in names}
-        )
+        values = {part.name: getattr(mine, part.name) for part in dataclasses.fields(mine)}
+        return dataclasses.replace(mine, **_as_begun(values, stored, key))
     return stored if mine == "auto" and key in _BY_MACHINE and isinstance(stored, str) else mine
 
 

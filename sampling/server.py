@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Self
 
 from espalier.data.records import BadInput
@@ -88,11 +89,16 @@ class VLLMServer(ChildProcess):
         self.num_threads = num_threads
         self.options = spelled(options or {})
         own = str(self.options.get("max_model_len", max_model_len))
-        self.dtype = engine_dtype(dtype, self.options)
+        self._dtype = dtype
         self.max_model_len = int(own) if own.isdecimal() else None  # vLLM's auto, 16k and the like
         self.devices = devices
         self.first_core = first_core
         self.host = "127.0.0.1"
+
+    @cached_property
+    def dtype(self) -> str:
+        """What it computes in; looked up when it starts, as a job that is done needs no torch."""
+        return engine_dtype(self._dtype, self.options)
 
     @property
     def base_url(self) -> str:

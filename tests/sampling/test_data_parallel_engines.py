@@ -556,6 +556,11 @@ def test_the_engine_in_the_trainers_process_is_gone(old: str, new: str) -> None:
 
 @pytest.mark.server
 @pytest.mark.timeout(600)
+def settled(run_dir: Path) -> tuple[str, str]:
+    made = yaml.safe_load((run_dir / "config.yaml").read_text())
+    return made["precision"], made["client"]["dtype"]
+
+
 @pytest.mark.parametrize(
     "client",
     ["data_parallel_engines_partial_block_cache", "ray_engines"],
@@ -574,6 +579,7 @@ def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_poli
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "auto" not in settled(run_dir), "what was computed in is written down"
     assert "delivery reaches all" in done.stderr
     for number in range(2):
         assert "Loading weights" in (run_dir / f"engine-{number}.log").read_text()

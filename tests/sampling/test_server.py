@@ -117,6 +117,7 @@ def test_engines_compute_in_what_the_machine_multiplies_fast(
     is_fast: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "has_fast_bf16", lambda kind: is_fast)
+    assert "dtype" not in vars(VLLMServer("policy", "log")), "asked when it starts: a job that is done needs no torch"
     assert VLLMServer("policy", "log").dtype == OfflineClient("policy").dtype == expected
     assert DataParallelEngines(model="policy").dtype == expected
     assert (engine_dtype("bfloat16", {}), engine_dtype("auto", {"dtype": "half"})) == ("bfloat16", "half")

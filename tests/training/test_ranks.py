@@ -17,11 +17,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from benchmarks.processes.forked import run_ranks
 from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.precision import has_fast_bf16
 from espalier.runtime.manifest import find_damage
 from espalier.training.checkpoint import checkpoints
 from espalier.training.export_model import ExportModel
@@ -119,6 +121,14 @@ def one_process(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     losses = curve(run, "train/loss")
     assert losses[-1] < losses[0] - 0.1
     return run
+
+
+def test_a_run_writes_down_what_it_computes_in(files: list[str], tmp_path: Path) -> None:
+    done = train(tmp_path / "run", files, 1, "precision=auto", "max_steps=1")
+    assert done.returncode == 0, done.stderr
+    settled = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"]
+    assert settled == ("bf16" if has_fast_bf16("cpu") else "fp32")
+    assert f"computing in {settled}" in done.stderr
 
 
 def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: Path) -> None:
