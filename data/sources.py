@@ -10,10 +10,12 @@ in CRLF. JSON lines are split at `\\n` alone (`str.splitlines` also splits at U+
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,44 +175,72 @@ def read_json_rows(path: str | Path, under: str = "") -> list[Row]:
 
 def open_json_lines(path: str | Path) -> tuple[int, Iterator[Row]] | None:
     """Return how many rows a plain file of JSON lines has, and the rows, which are read one by one: those of
-    `read_json_rows`. None where that must read the whole file (an array, gzip) or refuses it."""
+    `read_json_rows`. None where that must read the whole file (an array, gzip) or refuses it. The rows end with
+    BadInput where the file is no longer the one that was counted."""
     path = Path(path)
     if not path.is_file():
         return None
+    rows = _count_and_rows(path)
+    count = next(rows, 0)
+    return (count, rows) if count else None
+
+
+def file_stamp(file: Path | int) -> tuple[int, ...]:
+    """Return what differs once a file, by its path or descriptor, is replaced or written to."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def refuse_written_over(path: Path, before: tuple[int, ...], *, is_whole: bool = True) -> None:
+    """Raise BadInput where the file's stamp is no longer the one before, or what was read is not the whole."""
+    try:
+        is_same = is_whole and file_stamp(path) == before
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise BadInput(f"{path}: was written over while it was read: run the command again")
+
+
+def _count_and_rows(path: Path) -> Iterator[Any]:
+    """Yield how many rows there are and then the rows, of one open file; nothing where it must be read whole."""
     with path.open("rb") as file:
-        head = file.peek(8)
-        if head.startswith((b"\x1f\x8b", *_FOREIGN)):
-            return None
-        count, is_begun, before = 0, False, _state(path)
+        before = file_stamp(file.fileno())
+        if not (count := _count_lines(file)):
+            return
+        yield count
+        file.seek(0)
+        num_read = 0
         try:
-            for _, line in _text_lines(file):
-                if not is_begun and (begun := line.lstrip(" \t\r\n")):
-                    is_begun = True
-                    if begun.startswith("["):
-                        return None
-                count += bool(line.strip())
+            for number, line in _text_lines(file):
+                if line.strip():
+                    num_read += 1
+                    yield _object_row(str(path), number, line)
         except UnicodeDecodeError:
-            return None
-    return (count, _rows_of_lines(path, before)) if count else None
+            refuse_written_over(path, before, is_whole=False)
+        refuse_written_over(path, before, is_whole=num_read == count and file_stamp(file.fileno()) == before)
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _count_lines(file: BufferedReader) -> int:
+    """Return how many rows an open plain file of JSON lines has; 0 where it is something else."""
+    head = file.peek(8)
+    if head.startswith((b"\x1f\x8b", *_FOREIGN)):
+        return 0
+    count, is_begun = 0, False
+    try:
+        for _, line in _text_lines(file):
+            if not is_begun and (begun := line.lstrip(" \t\r\n")):
+                is_begun = True
+                if begun.startswith("["):
+                    return 0
+            count += bool(line.strip())
+    except UnicodeDecodeError:
+        return 0
+    return count
 
 
 def _text_lines(file: IO[bytes]) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(file, 1):
         yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode().removesuffix("\n")
-
-
-def _rows_of_lines(path: Path, before: tuple[int, int, int]) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in _text_lines(file):
-            if line.strip():
-                yield _object_row(str(path), number, line)
-    if _state(path) != before:
-        raise BadInput(f"{path} was written to while it was read: run the command again")
 
 
 def _line_rows(file: str, text: str) -> Iterator[Row]:

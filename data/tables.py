@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.data.sources import Row, open_json_lines, read_json_rows, read_text
+from espalier.data.sources import Row, file_stamp, open_json_lines, read_json_rows, read_text, refuse_written_over
 
 _ROWS_AT_ONCE = 1_000  # of a Parquet file
 
@@ -122,23 +122,25 @@ def read_parquet_rows(path: str | Path) -> list[Row]:
 
 def open_parquet(path: str | Path) -> tuple[int, Iterator[Row]]:
     """Return how many rows a Parquet file has, and the rows, some of which are in memory at a time. Raises BadInput
-    where it cannot be read or has no row."""
+    where it cannot be read or has no row; the rows end with it where the file is no longer the one that was opened."""
     from pyarrow import parquet
 
     with _says_what_is_wrong(path):
+        before = file_stamp(Path(path))
         file = parquet.ParquetFile(path)
     if not file.metadata.num_rows:
         raise BadInput(f"{path}: a header and no row: fetch it again")
-    return file.metadata.num_rows, _parquet_rows(path, file)
+    return file.metadata.num_rows, _parquet_rows(path, file, before)
 
 
-def _parquet_rows(path: str | Path, file: Any) -> Iterator[Row]:
+def _parquet_rows(path: str | Path, file: Any, before: tuple[int, ...]) -> Iterator[Row]:
     number = 0
     with file, _says_what_is_wrong(path):
         for batch in file.iter_batches(_ROWS_AT_ONCE):
             for fields in batch.to_pylist():
                 number += 1
                 yield Row(str(path), number, fields)
+        refuse_written_over(Path(path), before, is_whole=number == file.metadata.num_rows)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ All sides compute in the precision that the stage chooses on this machine: bfloa
 and `detail` says which. Cells that are not named stay as they are in benchmarks/results/road.json.
 
 About 35 minutes on one quiet core: one for exact, one and a half for each of 15 layouts, two for each of five rounds.
-What is done is kept in --work: the same command at the same commit goes on from there.
+What is done is kept in --work: the same command at the same commit, of a tree without changes, on the same machine goes
+on from there. A cell is of the day on which the oldest of its results was made.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -140,17 +142,21 @@ def largest_gap(some: Sequence[Sequence[float]], others: Sequence[Sequence[float
     return max(abs(one - other) for one, other in pairs)
 
 
-def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """Return what an earlier run made with these settings at this commit on this machine, and
-    kept in a file, else make and keep it. Of a tree that was changed since nothing is reused."""
-    settings = {**settings, "commit": code_commit(), "precision": precision(), "machine": machine()}
-    is_known = not str(settings["commit"]).endswith(("-dirty", "unknown"))
-    if is_known and path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
-        return found["made"]
+def kept(
+    path: Path, settings: Mapping[str, Any], stamp: Mapping[str, Any], make: Callable[[], Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what an earlier run made with these settings, on this machine at this commit, and its stamp, from a file;
+    else make it and keep it with this stamp. Code that differs from its commit names nothing: it makes all anew."""
+    settings = {**settings, **{key: stamp[key] for key in ("commit", "precision", "machine")}}
+    is_named = stamp["commit"] != "unknown" and not stamp["commit"].endswith("-dirty")
+    if is_named and path.is_file():
+        found = json.loads(path.read_text())
+        if found["settings"] == settings and "stamp" in found:
+            return found["made"], found["stamp"]
     made = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": settings, "made": made})
-    return made
+    write_json(path, {"settings": settings, "stamp": stamp, "made": made})
+    return made, dict(stamp)
 
 
 def exact() -> tuple[int, list[str]]:
@@ -294,15 +300,17 @@ def measure(words: Sequence[str]) -> dict[str, Any]:
         stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"),
                  "precision": computed_in, "load_before": load_before()}  # fmt: skip
         if cell == "exact":
-            part = exact_part(*kept(work / "exact.json", {}, exact))
+            found = [kept(work / "exact.json", {}, stamp, exact)]
+            part = exact_part(*found[0][0])
         elif cell == "gaps":
-            part = gaps_part(
-                {layout: kept(work / f"gap-{layout}.json", {}, partial(gap, layout)) for layout in args.layouts},
-                computed_in,
-            )
+            layouts = args.layouts
+            found = [kept(work / f"gap-{layout}.json", {}, stamp, partial(gap, layout)) for layout in layouts]
+            part = gaps_part({layout: made for layout, (made, _) in zip(layouts, found, strict=True)}, computed_in)
         else:
             settings, make = {"solutions": args.solutions}, partial(speed_round, args.solutions)
-            rounds = [kept(work / f"speed-{k}.json", settings, make) for k in range(args.rounds)]
-            part = speed_part(rounds, args.solutions, computed_in)
-        parts[cell] = {**part, "made": stamp}
+            found = [kept(work / f"speed-{k}.json", settings, stamp, make) for k in range(args.rounds)]
+            part = speed_part([made for made, _ in found], args.solutions, computed_in)
+        stamps = [own for _, own in found]
+        load = max(own["load_before"] for own in stamps)
+        parts[cell] = {**part, "made": {**min(stamps, key=itemgetter("date")), "load_before": load}}
     return merged({cell: parts[cell] for cell in CELLS if cell in parts})

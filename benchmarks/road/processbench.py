@@ -14,8 +14,9 @@ knows a step's index and nothing else. F1 is of first errors, over the problems 
 The index alone is no floor of F1: scores that vary mark some step as wrong by chance, and an F1 of about 20 % comes of
 that. So each scorer's own scores are dealt out anew, 200 times, among all steps of the same index, and a threshold is
 chosen each time: what these reach, the scorer would reach if it knew nothing of a solution. A scorer is worthless where
-its F1 is not above 97.5 % of the deals. Both models should be: the quick start has seen nothing but sums in one form of
-words, in a vocabulary of its own. Three minutes on a core; a run that was stopped goes on by the same command.
+its F1 is not above 97.5 % of the deals; the index, whose scores are the same however they are dealt, has no such test
+and no goal. Both models should be worthless: the quick start has seen nothing but sums in one form of words, in a
+vocabulary of its own. Three minutes on a core; a run that was stopped goes on by the same command.
 """
 
 import argparse
@@ -95,15 +96,18 @@ def rows_of(
     """Return scorer → `{"f1", "by_chance", "inner_auc", "threshold"}`, the index alone last, from `tables` of
     `prm/evaluate_prm_benchmarks` and `scores`, solution → scores of its steps. Solutions without scores are left out.
     Raises SystemExit where the scorers were not judged on the same solutions, or the F1 of a table is another one than
-    that which is computed here."""
+    that which is computed here. The index is dealt by no chance: its `by_chance` is None."""
     first_table, first_scores = next(iter(tables.values())), next(iter(scores.values()))
-    kept = [row for row in judged if first_scores[row.id]]
+    kept = [row for row in judged if first_scores.get(row.id)]
     share = float(first_table["first_error"]["tuning"]["share"])
     rows = {}
     for name, table in tables.items():
         if table["left_out"] != first_table["left_out"]:
             raise SystemExit(f"error: {table['left_out']} and {first_table['left_out']} are left out: these F1 do not "
                              "compare: remove --work and run again")  # fmt: skip
+        if apart := [row.id for row in judged if bool(scores[name].get(row.id)) != bool(first_scores.get(row.id))]:
+            raise SystemExit(f"error: {apart[0]} and {len(apart) - 1} more have scores of one scorer alone: these F1 "
+                             "do not compare: remove --work and run again")  # fmt: skip
         own = [scores[name][row.id] for row in kept]
         rows[name] = {**_cells(table["first_error"], (table["separation"] or {}).get("inner_auc")),
                       "by_chance": by_chance(kept, own, share)}  # fmt: skip
@@ -111,7 +115,7 @@ def rows_of(
             raise SystemExit(f"error: {name}: the table's F1 is not that of its scores: remove --work and run again")
     auc = (first_table["separation"] or {}).get("inner_auc_of_the_index")
     index = _cells(first_table["index"]["first_error"], auc)
-    rows[INDEX] = {**index, "by_chance": dict.fromkeys(_ENDS, index["f1"]["mean"])}  # alike at every index: no deal
+    rows[INDEX] = {**index, "by_chance": None}  # alike at every index: no deal changes them
     return rows
 
 
@@ -125,16 +129,17 @@ def is_worthless(row: Mapping[str, Any]) -> bool:
 
 
 def figures_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the F1 of each model in per cent, with its 95 % interval over problems; the goal is what it may be where
-    the scorer is worthless."""
+    """Return the F1 of each scorer in per cent, with its 95 % interval over problems; the goal is what it may be where
+    the scorer is worthless. The index has none: it cannot be dealt out."""
     figures = {}
-    for name, scorer in (("quickstart", TRAINED), ("random", RANDOM)):
+    for name, scorer in (("quickstart", TRAINED), ("random", RANDOM), ("index", INDEX)):
         row = rows[scorer]
         value, low, high = (round(100 * row["f1"][end], 2) for end in _ENDS)
-        goal = round(100 * row["by_chance"]["high"], 2)
+        chance = row["by_chance"]
         figures[f"processbench_f1_{name}"] = {
-            "value": value, "low": low, "high": high, "unit": "% F1, by chance no more", "goal": goal,
-            "better": "lower", "met": is_worthless(row), "how": HOW,
+            "value": value, "low": low, "high": high, "unit": "% F1, by chance no more" if chance else "% F1",
+            "goal": round(100 * chance["high"], 2) if chance else None, "better": "lower",
+            "met": is_worthless(row) if chance else None, "how": HOW,
         }  # fmt: skip
     return figures
 
@@ -150,7 +155,7 @@ def table_of(rows: Mapping[str, Mapping[str, Any]], numbers: str) -> dict[str, A
 
     shown = [
         [name, cell(row["f1"], 100, 1), cell(row["by_chance"], 100, 1), cell(row["inner_auc"], 1, 3),
-         "" if name == INDEX else "yes" if is_worthless(row) else "**no**"]
+         ("yes" if is_worthless(row) else "**no**") if row["by_chance"] else ""]
         for name, row in rows.items()
     ]  # fmt: skip
     columns = ["scorer", "F1 of first errors, %", "its scores dealt out anew, %", "AUC of inner steps", "worthless"]

@@ -3,9 +3,9 @@
     python run_stage.py -cn pages/tabulate_benchmarks output=docs/benchmarks.md
 
 A result file (benchmarks/results/NAME.json) says machine, commit, date and versions, and holds `figures`: name →
-value, low, high, unit, goal, better (higher or lower), met, how. `tables`, where a benchmark writes them, are shown
-as they are: title, columns, rows. Nothing on the page is written by hand, and a figure that misses its goal
-stands there as it is.
+value, low, high, unit, goal, better (higher or lower), met, how; goal and met are null where there is no goal.
+`tables`, where a benchmark writes them, are shown as they are: title, columns, rows. Nothing on the page is written by
+hand, and a figure that misses its goal stands there as it is.
 """
 
 import json
@@ -48,8 +48,9 @@ def figure_row(name: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
     """Return one line of the table of figures."""
     sign = "≥" if figure["better"] == "higher" else "≤"
     ends = "" if figure["low"] == figure["high"] else f"{number(figure['low'])} to {number(figure['high'])}"
-    goal = f"{sign} {number(figure['goal'])}"
-    met = "yes" if figure["met"] else "**no**"
+    has_goal = figure["goal"] is not None
+    goal = f"{sign} {number(figure['goal'])}" if has_goal else ""
+    met = ("yes" if figure["met"] else "**no**") if has_goal else ""
     return (f"`{name}`", number(figure["value"]), ends, figure["unit"], goal, met, f"`{figure['how']}`")
 
 

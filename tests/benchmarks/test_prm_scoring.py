@@ -89,10 +89,10 @@ def test_throughput_is_the_median_of_the_rounds_each_beside_its_own_loop() -> No
     assert part["seconds"] == rounds
 
 
-def test_what_is_kept_is_made_again_where_settings_or_precision_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prm_scoring, "precision", lambda: "fp32")
+STAMP = {"machine": "m", "commit": "c", "date": "2020-01-01", "precision": "fp32", "load_before": 0.1}
+
+
+def test_what_is_kept_is_made_again_where_settings_precision_machine_or_commit_differ(tmp_path: Path) -> None:
     made: list[int] = []
 
     def make() -> int:
@@ -100,17 +100,32 @@ def test_what_is_kept_is_made_again_where_settings_or_precision_differ(
         return made[-1]
 
     path = tmp_path / "work" / "one.json"
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "one")
-    assert [kept(path, {"solutions": 4}, make) for _ in range(2)] == [0, 0]
-    assert kept(path, {"solutions": 8}, make) == 1
-    monkeypatch.setattr(prm_scoring, "precision", lambda: "bf16")
-    assert kept(path, {"solutions": 8}, make) == 2
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another")
-    assert kept(path, {"solutions": 8}, make) == 3
-    monkeypatch.setattr(prm_scoring, "machine", lambda: "another")
-    assert kept(path, {"solutions": 8}, make) == 4
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another-dirty")
-    assert [kept(path, {"solutions": 8}, make) for _ in range(2)] == [5, 6]
+    assert kept(path, {"solutions": 4}, STAMP, make) == (0, STAMP)
+    later = {**STAMP, "date": "2020-01-02", "load_before": 0.2}
+    assert kept(path, {"solutions": 4}, later, make) == (0, STAMP), "with the stamp of when it was made"
+    assert kept(path, {"solutions": 8}, later, make) == (1, later)
+    for number, (key, value) in enumerate((("precision", "bf16"), ("machine", "n"), ("commit", "another")), 2):
+        assert kept(path, {"solutions": 8}, {**STAMP, key: value}, make)[0] == number
+
+
+@pytest.mark.parametrize("commit", ["0123abcd-dirty", "unknown"])
+def test_nothing_is_kept_of_code_that_has_no_name(commit: str, tmp_path: Path) -> None:
+    made = iter(range(2))
+    stamp = {**STAMP, "commit": commit}
+    assert [kept(tmp_path / "one.json", {}, stamp, lambda: next(made))[0] for _ in range(2)] == [0, 1]
+
+
+def test_a_cell_is_of_the_day_of_its_oldest_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prm_scoring, "RESULTS", tmp_path)
+    monkeypatch.setattr(prm_scoring, "machine", lambda: "m")
+    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "c")
+    monkeypatch.setattr(prm_scoring, "load_before", lambda: 0.0)
+    monkeypatch.setattr(prm_scoring, "precision", lambda: "fp32")
+    monkeypatch.setattr(prm_scoring, "gap", lambda layout: {"gap": 0.0, "lowest": 0.1, "highest": 0.9})
+    kept(tmp_path / "gap-qwen.json", {}, STAMP, lambda: {"gap": 1e-6, "lowest": 0.2, "highest": 0.8})
+    part = measure(["gaps", "--layouts", "trl", "qwen", "--work", str(tmp_path)])
+    assert part["figures"]["scores_transformers_vs_vllm"]["value"] == 1e-6
+    assert part["cells"]["gaps"]["made"] == STAMP
 
 
 def test_a_cell_that_is_run_alone_leaves_the_others_as_they_were(

@@ -93,20 +93,24 @@ def test_rows_hold_the_stages_figures_and_refuse_scores_that_are_not_theirs(
     assert list(found) == [TRAINED, RANDOM, INDEX]
     assert found[TRAINED]["f1"]["mean"] == 1.0
     assert found[INDEX]["f1"] == tables[TRAINED]["index"]["first_error"]["overall"]["f1"]
-    assert found[INDEX]["by_chance"]["high"] == found[INDEX]["f1"]["mean"]
+    assert found[INDEX]["by_chance"] is None
     figures = figures_of(found)
     assert (figures["processbench_f1_quickstart"]["value"], figures["processbench_f1_quickstart"]["met"]) == (
         100,
         False,
     )
     assert figures["processbench_f1_random"]["met"]
-    assert "processbench_f1_index" not in figures, "it has no floor of its own"
+    index = figures["processbench_f1_index"]
+    assert (index["goal"], index["met"], index["unit"]) == (None, None, "% F1")
     assert [row[-1] for row in table_of(found, "120 solutions")["rows"]] == ["**no**", "yes", ""]
     with pytest.raises(SystemExit, match="the table's F1 is not that of its scores"):
         rows_of(rows, tables, {TRAINED: by_id[RANDOM], RANDOM: by_id[RANDOM]})
     other = {**tables[RANDOM], "left_out": {}}
     with pytest.raises(SystemExit, match="are left out: these F1 do not compare"):
         rows_of(rows, {TRAINED: tables[TRAINED], RANDOM: other}, by_id)
+    others = {**by_id[RANDOM], rows[7].id: [0.5] * 4, rows[8].id: []}
+    with pytest.raises(SystemExit, match="s7 and 1 more have scores of one scorer alone: these F1 do not compare"):
+        rows_of(rows, tables, {TRAINED: by_id[TRAINED], RANDOM: others})
 
 
 def test_the_random_model_has_the_trained_ones_shape_and_other_weights(tiny_policy: Path, tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ def test_a_missed_goal_is_shown_as_missed(tmp_path: Path) -> None:
     assert "| `server_vs_in_process` | 0.9463 |  | ratio | ≤ 3 | **no** |" in result_section(tmp_path / "x.json")
 
 
+def test_a_figure_without_a_goal_neither_meets_nor_misses_it(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(result(met=None, goal=None)))
+    assert "| 0.9463 | 0.8123 to 1.17 | ratio |  |  | `bash" in result_section(tmp_path / "x.json")
+
+
 def test_tables_of_a_benchmark_are_shown_as_they_are(tmp_path: Path) -> None:
     extra = {"title": "Rates.", "columns": ["side", "tokens/s"], "rows": [["a|b", 12345.6], ["c", 0.12345678]]}
     (tmp_path / "x.json").write_text(json.dumps({**result(), "tables": [extra]}))

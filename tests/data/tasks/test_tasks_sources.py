@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row, open_json_lines, read_json_folder, read_json_rows, read_text
-from espalier.data.tables import read_csv_rows
+from espalier.data.tables import open_parquet, read_csv_rows
 
 THREE = [{"q": "one"}, {"q": "two \u2028 still two"}, {"q": "drei ü"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in THREE).encode()
@@ -179,3 +182,36 @@ def test_json_lines_are_the_same_rows_one_by_one(data: bytes, tmp_path: Path) ->
 def test_what_is_no_plain_file_of_json_lines_is_read_whole_or_refused(data: bytes, tmp_path: Path) -> None:
     assert open_json_lines(written(tmp_path, data)) is None
     assert open_json_lines(tmp_path / "gone.jsonl") is None
+
+
+@pytest.mark.parametrize("change", ["rewritten", "appended", "cut", "not UTF-8", "replaced", "removed"])
+def test_a_file_that_changes_while_it_is_read_is_refused(change: str, tmp_path: Path) -> None:
+    """It is longer than what is read at once, so that a mixture would be read."""
+    data = b"".join(b'{"q": %d}\n' % number for number in range(5_000))
+    path = written(tmp_path, data)
+    opened = open_json_lines(path)
+    assert opened is not None
+    first = next(opened[1])
+    if change == "appended":
+        path.write_bytes(data + b'{"q": 0}\n')
+    elif change == "removed":
+        path.unlink()
+    elif change == "replaced":
+        os.replace(written(tmp_path, data, "other.jsonl"), path)
+    else:
+        path.write_bytes({"cut": data[:100], "not UTF-8": b"\xff" * len(data)}.get(change, data.replace(b"q", b"r")))
+        os.utime(path, ns=(1, 1))  # the clock of files is coarse
+    with pytest.raises(BadInput, match=r"rows.jsonl: was written over while it was read: run the command again"):
+        list(opened[1])
+    assert first.fields == {"q": 0}
+
+
+def test_a_parquet_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    for name in ("rows.parquet", "other.parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(THREE), tmp_path / name)
+    number, rows = open_parquet(tmp_path / "rows.parquet")
+    first = next(rows)
+    os.replace(tmp_path / "other.parquet", tmp_path / "rows.parquet")
+    with pytest.raises(BadInput, match=r"rows.parquet: was written over while it was read: run the command again"):
+        list(rows)
+    assert (number, first.fields) == (3, THREE[0])
