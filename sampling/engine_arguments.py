@@ -55,6 +55,13 @@ def engine_dtype(dtype: str, options: Mapping[str, Any]) -> str:
     return "bfloat16" if has_fast_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
 
 
+def settled_dtype(node: Any) -> Any:
+    """Return a config's server or client with what its engines compute in on this machine in place of `auto`."""
+    if not isinstance(node, dict) or node.get("dtype") != "auto":
+        return node
+    return {**node, "dtype": engine_dtype("auto", node.get("options") or {})}
+
+
 def engine_arguments(
     model: str,
     dtype: str,

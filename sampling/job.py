@@ -35,6 +35,7 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
+from espalier.sampling.engine_arguments import settled_dtype
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.first_answers import PROBLEMS, FirstAnswers, pilot_of
 from espalier.sampling.input_checks import check_origin, check_served, check_unique
@@ -107,6 +108,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         listed = f", {failed} requests failed: see {failed_path(output)}" if failed else ""
         log.info("%s is complete: %s rows%s", output, stored["counts"]["rows"], listed)
         return 0
+    config = dataclasses.replace(config, server=settled_dtype(config.server), client=settled_dtype(config.client))
     tokenizer = load_tokenizer(config.policy)
     params = with_stop_tokens(params, tokenizer)
     requests = _requests(config, source, task, tokenizer, inputs[config.policy])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from espalier.data.jsonl import iter_rows
+from espalier.models import precision
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.runtime.schemas import EngineConfig, SampleConfig
 from espalier.sampling import job
@@ -47,7 +48,7 @@ class AnswersSome:
 def sample(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> Sampling:
     """Run (or go on with) the job of an output, whose server answers `most` requests; the provenance afterwards."""
 
-    def sample(output: Path, most: int = 1000, stop: str = "") -> dict[str, Any]:
+    def sample(output: Path, most: int = 1000, stop: str = "", **settings: Any) -> dict[str, Any]:
         client = AnswersSome(str(tiny_policy), most, stop)
         monkeypatch.setattr(job, "open_client", lambda *arguments: nullcontext((client, lambda: None)))
         config = SampleConfig(
@@ -55,6 +56,7 @@ def sample(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> Sampling:
             task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
             requests={"_target_": "espalier.sampling.requests.TrajectoryRequests", "split": "train"},
             params={"_target_": "espalier.sampling.client.SamplingParams", "n": 2, "temperature": 1, "max_tokens": 40},
+            **settings,
         )  # fmt: skip
         if most >= 12:
             assert job.run_job(config, load_tokenizer, check_model_folder) == 0
@@ -110,3 +112,14 @@ def test_a_job_that_was_killed_counts_what_its_rows_hold_and_measures_the_rest_a
     meta = sample(output)
     assert meta["counts"]["generated_tokens"] == tokens_in_rows(output)
     assert meta["sampling_tokens"] == tokens_in_rows(output) * 3 / 12, "of the part that sampling_seconds are of"
+
+
+def test_what_engines_compute_in_stands_in_the_provenance(
+    tmp_path: Path, sample: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's answer in place of `auto`, of the last part: a job may go on where it is another."""
+    output, asked = tmp_path / "cut.jsonl", {"dtype": "auto", "options": {}}
+    for most, is_fast, dtype in ((5, True, "bfloat16"), (1000, False, "float32")):
+        monkeypatch.setattr(precision, "has_fast_bf16", lambda device_type, is_fast=is_fast: is_fast)
+        config = sample(output, most, server=asked, client={**asked, "options": {"dtype": "half"}})["config"]
+        assert (config["server"]["dtype"], config["client"]["dtype"]) == (dtype, "half")
