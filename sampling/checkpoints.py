@@ -32,7 +32,8 @@ from espalier.runtime.run_dir import model_fingerprint, name_of, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
-from espalier.sampling.job import HOW, is_job_finished, run_job
+from espalier.sampling.job import run_job
+from espalier.sampling.job_record import HOW, is_job_finished
 
 log = logging.getLogger("sample")
 

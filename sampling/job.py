@@ -5,32 +5,29 @@ with other parameters is refused and a finished file costs nothing, not even a s
 at most `max_failed_share` of the requests failed: those are listed beside it (`data.failed_rows`) and not asked again,
 so that what later stages made of it stays true. A run with a smaller share asks them again.
 
-Its `counts` are of the whole output, however often the job was cut: `generated_tokens` are those of the answers since
-the last start and of the rows before it (`_tokens_before`). `seconds`, `sampling_seconds` and `sampling_tokens` (what
-was generated in them) are measured and summed over the job's parts; a part that was killed (`kill -9`) is missing.
+What that file holds, and what it counts over the parts of a job that was cut, is `sampling.job_record`'s.
 """
 
 import asyncio
 import dataclasses
-import json
 import logging
 import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from espalier.data.failed_rows import failed_path, write_failed
-from espalier.data.jsonl import file_sha256, iter_rows, write_json
+from espalier.data.jsonl import file_sha256, write_json
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import input_fingerprints, model_fingerprint, provenance, same_origin
+from espalier.runtime.run_dir import input_fingerprints, model_fingerprint, provenance
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
@@ -39,6 +36,15 @@ from espalier.sampling.engine_arguments import settled_dtype
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.first_answers import PROBLEMS, FirstAnswers, pilot_of
 from espalier.sampling.input_checks import check_origin, check_served, check_unique
+from espalier.sampling.job_record import (
+    MEASURED,
+    count_output,
+    is_job_finished,
+    stored_record,
+    tokens_before_this_part,
+    with_part,
+    within_limit,
+)
 from espalier.sampling.requests import CompletionRequests, TrajectoryRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
@@ -51,23 +57,6 @@ log = logging.getLogger("sample")
 # Set by `python -m espalier.sampling.server`: a server that runs already.
 SERVER_VARIABLE = "ESPALIER_SERVER"
 SERVED_VARIABLE = "ESPALIER_SERVER_MODEL"  # what a script's server was started for
-
-MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
-
-# What may differ between two runs of one file: where and how fast it is asked, not what (the last two: of before).
-HOW = ("client", "server", "engine", "max_failed_share", "pilot", "tracking", "concurrency", "stall_seconds")
-
-
-def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
-    """Say whether a job of `num_requests` of which `num_failed` failed is finished: that share of them may."""
-    return num_failed <= max_failed_share * num_requests + 1e-9  # 0.29 * 100 is a hair below 29
-
-
-def is_job_finished(meta: Mapping[str, Any], max_failed_share: float) -> bool:
-    """Say whether the job of this `X.meta.json` has nothing left to ask, under this limit on what failed."""
-    counts = meta.get("counts", {})
-    failed, answered = counts.get("failed", 0), counts.get("requests", 0)
-    return bool(meta.get("is_complete")) and within_limit(failed, answered + failed, max_failed_share)
 
 
 def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
@@ -102,7 +91,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
     inputs |= input_fingerprints(config.search or {})
-    stored = _stored_meta(output, meta_path, config, inputs)
+    stored = stored_record(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
         listed = f", {failed} requests failed: see {failed_path(output)}" if failed else ""
@@ -125,7 +114,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
-    tokens_before = _tokens_before(output, meta)
+    tokens_before = tokens_before_this_part(output, meta)
     tally = Tally(before=len(done))
     if len(done) < len(asked):
         if finished:
@@ -139,7 +128,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
 
         def on_cut(part: Tally) -> None:
             with suppress(OSError):  # a full disk has been seen already
-                spent = _with_part(meta, part, time.monotonic() - started)
+                spent = with_part(meta, part, time.monotonic() - started)
                 write_json(meta_path, {**spent, "is_complete": False})
 
         tally, engine = _sample(
@@ -148,7 +137,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         meta |= {"engine": engine} if engine else {}
     if first is not None:
         first.report()
-    meta = _with_part(meta, tally, time.monotonic() - started)
+    meta = with_part(meta, tally, time.monotonic() - started)
     tally.before += len(finished) - len(done)
     left = len(requests) - len(asked) - (len(finished) - len(done))
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started, left)
@@ -188,39 +177,6 @@ def _searches(
     searches: Searches = build(config.search)
     searches.prepare(task, tokenizer, source.problems, params, Path(config.output), finished)
     return searches
-
-
-def _with_part(meta: dict[str, Any], part: Tally, seconds: float) -> dict[str, Any]:
-    """Return the provenance with what a part of the job has cost."""
-    costs = dict(zip(MEASURED, (seconds, part.seconds, part.tokens), strict=True))
-    return {**meta, **{name: round(meta[name] + cost, 2) for name, cost in costs.items()}}
-
-
-def _tokens_before(output: Path, meta: Mapping[str, Any]) -> int:
-    """Return the tokens generated for the rows that the output holds at a resume.
-
-    They are what the parts before have measured, or, where one ended with nobody to write it down, at least the tokens
-    in the rows (without what a stop string cut off). Rows of judgements hold no tokens.
-    """
-    if not output.is_file():
-        return 0
-    in_rows = sum(len(row.get("response_ids") or ()) for _, row in iter_rows(output))
-    return max(int(meta["sampling_tokens"]), in_rows)
-
-
-def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:
-    """Return the provenance that stands beside the output, {} for a new file; raises BadInput if it is another's."""
-    if not meta_path.is_file():
-        if output.exists() and output.stat().st_size:
-            raise BadInput(f"{output} exists without {meta_path.name}: it is not of this run: choose another output")
-        return {}
-    stored: dict[str, Any] = json.loads(meta_path.read_text())
-    if not output.exists():
-        return {}
-    difference = same_origin(stored, config, inputs, ignore=HOW)
-    if difference:
-        raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")
-    return stored
 
 
 @contextmanager
@@ -339,19 +295,8 @@ def _finish(
     left: int,
 ) -> int:
     """Write what the whole output holds and the exit code; `left` requests are none of the pilot's."""
-    rows = 0
-    correct = unparseable = 0
-    with output.open("ab+") as file:
-        file.seek(0)
-        for line in file:
-            rows += 1
-            correct += b'"is_correct":true' in line
-            unparseable += b'"answer":null' in line
-    counts = {
+    counts = count_output(output) | {
         "requests": tally.before + tally.done,
-        "rows": rows,
-        "correct": correct,
-        "unparseable": round(unparseable / max(rows, 1), 5),
         "failed": len(tally.failed),
         "unanswered": tally.unanswered,
         "generated_tokens": tokens_before + tally.tokens,
@@ -360,8 +305,9 @@ def _finish(
     total = tally.before + tally.done + len(tally.failed)
     is_done = within_limit(len(tally.failed), total, config.max_failed_share)
     write_json(output.with_suffix(".meta.json"), {**meta, "counts": counts, "is_complete": is_done and not left})
-    log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
-             100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
+    right, unread = 100 * counts["correct"] / max(counts["rows"], 1), 100 * counts["unparseable"]
+    log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s",
+             output, counts["rows"], right, unread, tally.tokens, seconds)  # fmt: skip
     if left:
         log.info("the pilot is over: the same command without pilot asks the %d other problems", left)
     if not tally.failed:

@@ -24,7 +24,7 @@ from espalier.data.failed_rows import read_failed, write_failed
 from espalier.data.jsonl import read_records, to_line, write_records
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.job import within_limit
+from espalier.sampling.job_record import within_limit
 from espalier.sampling.runner import Runner, SamplingStopped, Tally, finished_requests
 from espalier.sampling.vllm_client import VLLMClient
 from tests.support.root_config import root_config
