@@ -34,7 +34,7 @@ class SearchTree:
     is_cut: bool
     """whether the budget ended the search"""
     num_tokens: int
-    """tokens that were generated, those that were thrown away behind a step's end included"""
+    """tokens that were generated, those included that were drawn behind a step's end and are in no node"""
     num_scores: int
     """scores that were asked"""
     num_scored_tokens: int

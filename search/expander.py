@@ -3,13 +3,15 @@
 A sample is drawn until its first step is whole: where the task's splitter (`Task.split_steps`) sees another one behind
 it, where `step_stop` ended the sample and whatever follows would begin another step, or where the response ended. A
 sample that holds no whole step (a blank line, half a formula, a chunk of `step_tokens` tokens) is drawn on from where
-it is. Tokens behind the first step are thrown away; with a `step_stop` that the splitter ends steps at there are none.
-White space behind a stop string is of the next step, wherever the splitter counts it.
+it is, equal ones in one request. What was drawn behind the first step begins one of the next samples from there at the
+same temperature: nothing is drawn twice. Such a sample is the policy's behind a step that ended; one that is drawn anew
+does not know that it did. White space behind a stop string is of the next step, wherever the splitter counts it.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
@@ -54,7 +56,7 @@ _NOTHING = _Begun([], [], "", "")
 class Expander:
     """Draws for one problem, `request`. `is_cut` says whether the budget is spent: whole responses that are drawn step
     by step (`is_stepwise`) then stay as they are. `longest`: tokens of prompt and response that the sampler takes, None
-    where it does not say."""
+    where it does not say. `_ahead`: by node and temperature, what samples drew behind it."""
 
     client: Client
     request: SampleRequest
@@ -68,6 +70,7 @@ class Expander:
     has_cut: bool = False
     num_requests: int = 0
     prompt_tokens: int = 0
+    _ahead: dict[tuple[Node, float | None], list[_Begun]] = field(default_factory=dict, repr=False)
 
     async def draw(self, draws: Sequence[Draw]) -> list[list[Node]]:
         """Return what `asks.Expand` asks for. Raises Refused where the prompt itself is, ServerGone.
@@ -103,20 +106,38 @@ class Expander:
     async def _steps(self, draw: Draw) -> list[Node]:
         """Return the ends of one step of each sample of a draw."""
         num, temperature = draw.opening or (self.cuts.step_tokens, draw.temperature)
-        samples = await self._ask(draw.node, _NOTHING, draw.n, temperature, self.cuts.step_stop, num)
-        begun = [_NOTHING.and_then(sample) for sample in samples]
-        return list(await asyncio.gather(*(self._to_border(draw.node, one, draw.temperature) for one in begun)))
+        ahead = [] if draw.opening else self._ahead.setdefault((draw.node, draw.temperature), [])
+        begun, ahead[: draw.n] = ahead[: draw.n], []
+        if missing := draw.n - len(begun):
+            samples = await self._ask(draw.node, _NOTHING, missing, temperature, self.cuts.step_stop, num)
+            begun += [_NOTHING.and_then(sample) for sample in samples]
+        found = await self._to_borders(draw, begun)
+        for node, rest in found if not draw.opening else ():  # in the order of the samples, which no text has a part in
+            if rest.ids:
+                self._ahead.setdefault((node, draw.temperature), []).append(rest)
+        return [node for node, _ in found]
 
-    async def _to_border(self, node: Node, begun: _Begun, temperature: float | None) -> Node:
-        while True:
-            tokens = self._read(node, begun)
-            ending, stop = self._ending(node, begun, tokens)
-            end = self._first_end(node, begun, tokens, bool(ending))
-            if end is not None:
-                is_all = end == len(tokens.ends) - 1
-                return self._add(node, begun, tokens, end, ending if is_all else "", stop if is_all else "")
-            samples = await self._ask(node, begun, 1, temperature, self.cuts.step_stop, self.cuts.step_tokens)
-            begun = begun.and_then(samples[0])
+    async def _to_borders(self, draw: Draw, begun: Sequence[_Begun]) -> list[tuple[Node, _Begun]]:
+        """Return of each where its first step ends, and what was drawn behind it; equal ones that hold no whole step
+        are drawn on in one request."""
+        places: dict[tuple[tuple[int, ...], str, str], list[int]] = {}
+        for place, one in enumerate(begun):
+            places.setdefault((tuple(one.ids), one.finish_reason, one.stop), []).append(place)
+        ends = await asyncio.gather(*(self._to_border(draw, [begun[k] for k in equal]) for equal in places.values()))
+        found = dict(zip(chain(*places.values()), chain(*ends), strict=True))
+        return [found[place] for place in range(len(begun))]
+
+    async def _to_border(self, draw: Draw, equal: Sequence[_Begun]) -> list[tuple[Node, _Begun]]:
+        node, first = draw.node, equal[0]
+        tokens = self._read(node, first)
+        ending, stop = self._ending(node, first, tokens)
+        end = self._first_end(node, first, tokens, bool(ending))
+        if end is None:
+            cuts = self.cuts
+            samples = await self._ask(node, first, len(equal), draw.temperature, cuts.step_stop, cuts.step_tokens)
+            return await self._to_borders(draw, [one.and_then(more) for one, more in zip(equal, samples, strict=True)])
+        how = (ending, stop) if end == len(tokens.ends) - 1 else ("", "")
+        return [(self._add(node, one, tokens, end, *how), one.without(end - node.num_tokens)) for one in equal]
 
     def _whole(self, node: Node, begun: _Begun) -> Node:
         """Add every step of a response; the last node."""

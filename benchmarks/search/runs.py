@@ -4,12 +4,14 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.sampling.prefill import computed_tokens, empty_cache
-from espalier.data.jsonl import read_records, write_json
+from benchmarks.search.origin import UNKNOWN, Origin, origin
+from espalier.data.jsonl import open_atomic, read_records
+from espalier.data.records import BadInput
 from espalier.data.search_tree import SearchTree
 from espalier.models.tokenizer import load_tokenizer
 from espalier.runtime.entrypoint import build, compose_config
@@ -26,7 +28,7 @@ IN_FLIGHT = 64  # problems
 
 @dataclass(frozen=True)
 class SearchRun:
-    """What is run: problems `first` .. `first + number - 1` of a task's test split."""
+    """What is run: problems `seed * number` .. of a task's test split, `number` of them. Of the weights: digests."""
 
     cell: str
     task: tuple[str, ...]
@@ -38,6 +40,8 @@ class SearchRun:
     number: int
     max_tokens: int
     settings: tuple[str, ...]
+    policy_weights: str
+    reward_model_weights: str = ""
 
     @property
     def name(self) -> str:
@@ -46,10 +50,22 @@ class SearchRun:
 
 
 @dataclass(frozen=True)
+class ProblemRow:
+    """One problem of a record: generated `tokens`, `seconds` beside the others in flight, and `own_share`, the share of
+    right ones among whole responses that the policy drew from the prompt, None where it drew none."""
+
+    problem: str
+    is_right: bool
+    tokens: int
+    seconds: float
+    own_share: float | None
+
+
+@dataclass(frozen=True)
 class SearchRecord:
     """What came of it. `accuracy` is a share; tokens are per problem; `prompt_tokens` are those that the engine
     computed, by its own counter, `distinct_tokens` those of the trees, over all problems; `scored_tokens` what the
-    scorer was given first."""
+    scorer was given first. Older records have no `rows` and no `origin`."""
 
     cell: str
     method: str
@@ -63,6 +79,8 @@ class SearchRecord:
     prompt_tokens: int
     distinct_tokens: int
     scored_tokens: int
+    origin: Origin = UNKNOWN
+    rows: list[ProblemRow] = field(default_factory=list)
 
 
 _EXACT: dict[tuple[str, str], Scorer] = {}
@@ -93,7 +111,9 @@ def run_search(run: SearchRun, url: str, folder: Path) -> SearchRecord:
     trees = read_records(SearchTree, trees_path(output))
     return SearchRecord(run.cell, run.method, run.scorer, run.size, run.seed, sum(right) / len(right),
                         search.counts.generated_tokens / len(right), round(seconds, 3), len(right), computed,
-                        sum(map(distinct_tokens, trees)), search.counts.scored_tokens)  # fmt: skip
+                        sum(map(distinct_tokens, trees)), search.counts.scored_tokens,
+                        origin(run.policy_weights, run.reward_model_weights),
+                        sorted(map(problem_row, trees), key=lambda row: row.problem))  # fmt: skip
 
 
 async def _search(search: Search, requests: Sequence[Any], params: SamplingParams) -> tuple[float, list[Any]]:
@@ -113,20 +133,39 @@ async def _search(search: Search, requests: Sequence[Any], params: SamplingParam
         await search.close()
 
 
+def problem_row(tree: SearchTree) -> ProblemRow:
+    """Return the row of a tree's problem."""
+    drawn = tree.completions[0] if tree.completions else []
+    share = sum(bool(tree.is_correct[end]) for end in drawn) / len(drawn) if drawn else None
+    return ProblemRow(tree.problem_id, bool(tree.is_correct[tree.chosen]), tree.num_tokens, tree.seconds, share)
+
+
 def distinct_tokens(tree: SearchTree) -> int:
     """Return the tokens of a tree: the prompt's, and of every node its step's."""
     return len(tree.prompt_ids) + sum(map(len, tree.step_ids))
 
 
 def keep(record: Any, path: Path) -> None:
-    """Write a record, a dataclass."""
+    """Write a record, a dataclass; rows of problems as lists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(record))
+    row = asdict(record)
+    if "rows" in row:
+        row["rows"] = [list(one.values()) for one in row["rows"]]
+    with open_atomic(path) as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def read_one(path: Path, kind: type[R]) -> R:
-    """Return a record that was kept."""
-    return kind(**json.loads(path.read_text()))
+    """Return a record that was kept. Raises BadInput on a file that is none."""
+    try:
+        row = json.loads(path.read_text())
+        if "origin" in row:
+            row["origin"] = Origin(**row["origin"])
+        if "rows" in row:
+            row["rows"] = [ProblemRow(*one) for one in row["rows"]]
+        return kind(**row)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{path}: not a record of this benchmark ({error}): move it away and run it again") from None
 
 
 def read(folder: Path, kind: type[R]) -> list[R]:

@@ -22,9 +22,10 @@ from typing import Any
 from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
 from benchmarks.rl.policy import run_program
 from benchmarks.search.cells import FOLDER, Cell, serve
-from benchmarks.search.runs import keep, read_one
+from benchmarks.search.origin import NOT_RECORDED, UNKNOWN, Origin, check_policy, origin, weights
+from benchmarks.search.runs import keep, read, read_one
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.records import StepValues
+from espalier.data.records import BadInput, StepValues
 from espalier.data.search_tree import SearchTree
 from espalier.pipeline.evaluation.intervals import Interval, resampled
 from espalier.pipeline.prm.compare_with_truth import CompareWithTruth, JudgedStep, measures
@@ -63,6 +64,7 @@ class TreeDataRecord:
     auc: Interval
     index_auc: Interval
     above_independent: Interval | None
+    origin: Origin = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,8 @@ def compare(own: Sequence[JudgedStep], other: Sequence[JudgedStep]) -> Interval 
 def run_data(
     cell: Cell, policy: str, seeds: Sequence[int], labelled: int, number: int, results: Path
 ) -> list[TreeDataRecord]:
-    """Make the records of a cell that are missing; `number` dev problems are scored. Raises SystemExit on a record of
-    another size: those of a trial are no figures."""
+    """Make the records of a cell that are missing; `number` dev problems are scored. Raises BadInput on a record of
+    another size (those of a trial are no figures), or of another policy for the same seed."""
     made: list[TreeDataRecord] = []
     missing: list[tuple[int, str]] = []
     for seed, way in product(seeds, [INDEPENDENT, *TREES]):
@@ -169,10 +171,11 @@ def run_data(
             continue
         found = read_one(path, TreeDataRecord)
         if (found.labelled, found.scored) != (labelled, number):
-            raise SystemExit(f"error: {path} is of --labelled {found.labelled} --problems {found.scored}: remove it, "
-                             "or ask for these")  # fmt: skip
+            raise BadInput(f"{path} is of --labelled {found.labelled} --problems {found.scored}: remove it, or ask for "
+                           "these")  # fmt: skip
     if not missing:
         return made
+    check_policy(read(results, TreeDataRecord), cell.name, seeds, weights(policy))
     with serve(policy, "partial_block_cache") as server:
         for seed, way in missing:
             folder = FOLDER / "data" / f"{cell.name}-{labelled}-{number}-{seed}"
@@ -214,6 +217,7 @@ def measure(labels: Labelling, way: str, number: int) -> TreeDataRecord:
         auc=found["inner_auc"],
         index_auc=found["index_auc"],
         above_independent=None if other is None else compare(steps, other),
+        origin=origin(weights(labels.policy)),
     )
 
 
@@ -252,9 +256,10 @@ def data_parts(records: Sequence[TreeDataRecord]) -> tuple[dict[str, Any], dict[
         unit = "AUC of inner steps"
         figures[f"{cell}_{way}_labels_minus_independent"] = figure_above_zero(mean_over_seeds(gaps), unit, HOW)
     columns = ["cell", "labels", "seed", "AUC of inner steps", "of their number alone", "above independent",
-               "generated tokens", "problems", "responses", "labelled inner steps", "updates"]  # fmt: skip
+               "generated tokens", "problems", "responses", "labelled inner steps", "updates", "machine"]  # fmt: skip
     table = [[row.cell, row.way, row.seed, _text(row.auc), f"{row.index_auc['mean']:.3f}",
-              _text(row.above_independent), row.tokens, row.problems, row.responses, row.labelled_steps, row.updates]
+              _text(row.above_independent), row.tokens, row.problems, row.responses, row.labelled_steps, row.updates,
+              row.origin.machine or NOT_RECORDED]
              for row in sorted(records, key=lambda row: (row.cell, row.seed, row.way))]  # fmt: skip
     return figures, {"title": "Labels of trees beside independent completions", "columns": columns, "rows": table}
 

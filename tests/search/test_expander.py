@@ -1,5 +1,6 @@
 """Where steps end in token space: published tokenizers, blank lines, lengths, stop strings."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,13 +13,14 @@ from espalier.data.records import BadInput
 from espalier.data.splitters import splitter
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 from espalier.sampling.requests import make_trajectory
+from espalier.search.asks import Draw
 from espalier.search.client import sample_of
 from espalier.search.expander import StepCuts
 from espalier.search.methods.samples import Samples
 from espalier.search.methods.step_beam import StepBeam
 from espalier.search.methods.tree_inference import TreeInference
 from espalier.search.scorers.random_scorer import RandomScorer
-from espalier.search.tree import Tree
+from espalier.search.tree import Node, Tree
 from tests.support.search_cases import LastNumber, TableSampler, TableScorer, searched
 
 Make = Callable[..., TableSampler]
@@ -127,6 +129,75 @@ def test_prompts_computed_are_the_distinct_tokens_and_one_for_every_sample(sampl
     # every token of a prompt is computed once; the last one again for every sample, whose logits it is read for
     assert table.computed - num_samples <= num_distinct_tokens(ids)
     assert expander.prompt_tokens == sum(len(prompt) for prompt, _ in table.requests)
+
+
+# Where one step ends only the label of the next one says.
+LABELLED = {
+    "so\nAction 1: a\nThought 2: b\nAction 2: # 1": 0.5,
+    "so\nAction 1: a\nand on\nThought 2: c\nAction 2: # 2": 0.3,
+    "so\nAction 1: d\nAction 2: # 3": 0.2,
+}
+
+
+@pytest.mark.parametrize("cuts", [StepCuts(), StepCuts("", 3), StepCuts("", 0)], ids=str)
+def test_what_a_sample_drew_behind_its_step_is_where_the_next_one_begins(
+    cuts: StepCuts, sampler: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastNumber, "split_steps", staticmethod(splitter("react")))
+    for text in LABELLED:
+        table = sampler({text: 1.0})
+        tree, found, _ = searched(table, StepBeam(1, 1), RandomScorer(), cuts=cuts, return_logprobs=True)
+        assert [node.text for node in found.chosen.way()] == splitter("react")(text)
+        assert tree.num_tokens == found.chosen.num_tokens == len(found.chosen.response_ids())  # each was drawn once
+        assert all(len(node.logprobs) == len(node.token_ids) for node in tree.nodes)
+
+
+def test_samples_that_go_on_from_what_was_drawn_before_are_the_policys(
+    sampler: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastNumber, "split_steps", staticmethod(splitter("react")))
+    table = sampler(LABELLED)
+    tree, _, expander = searched(table, Samples(1, "vote"), RandomScorer())
+    tree = Tree(tree.problem, tree.prompt, tree.prompt_ids, tree.grade)
+    steps = {tuple(splitter("react")(text)): share for text, share in LABELLED.items()}
+
+    def mass(node: Node) -> float:
+        way = tuple(one.text for one in node.way())
+        return sum(share for solution, share in steps.items() if solution[: len(way)] == way)
+
+    open_nodes = [tree.root]
+    while open_nodes:  # of every state half as many as came to it: which of them go on, no text has a part in
+        node = open_nodes.pop()
+        number = node.draws // 2 or 2000
+        asyncio.run(expander.draw([Draw(node, number)]))
+        for child in node.children:
+            assert child.draws / number == pytest.approx(mass(child) / mass(node), abs=0.07)
+        open_nodes += [child for child in node.children if not child.is_finished]
+    assert {leaf.response() for leaf in tree.finished()} == set(LABELLED)
+    generated = sum(len(node.token_ids) * node.draws for node in tree.nodes)
+    assert tree.num_tokens < 2 * generated
+
+
+def test_samples_of_another_temperature_do_not_go_on_from_what_was_drawn_before(
+    sampler: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastNumber, "split_steps", staticmethod(splitter("react")))
+    table = sampler({"so\nAction 1: a": 0.51, "so\nAction 1: b": 0.49})
+    tree, _, expander = searched(table, Samples(1, "vote"), RandomScorer())
+    tree = Tree(tree.problem, tree.prompt, tree.prompt_ids, tree.grade)
+    (drawn,) = asyncio.run(expander.draw([Draw(tree.root, 100)]))
+    (greedy,) = asyncio.run(expander.draw([Draw(drawn[0], 100, temperature=0.0)]))
+    assert {node.response() for node in greedy} == {"so\nAction 1: a"}
+    (others,) = asyncio.run(expander.draw([Draw(drawn[0], 100)]))
+    assert {node.response() for node in others} == {"so\nAction 1: a", "so\nAction 1: b"}
+
+
+def test_equal_samples_are_drawn_on_in_one_request(sampler: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastNumber, "split_steps", staticmethod(splitter("react")))
+    table = sampler({"so\nAction 1: a\nAction 2: # 1": 1.0})
+    searched(table, StepBeam(2, 4), RandomScorer())
+    # the first lines, and all that is wanted to see that each is a step; of the beam of one state 4 go on, and 4 more
+    assert [params.n for _, params in table.requests] == [8, 8, 4]
 
 
 def test_nodes_are_never_tokenised_again(sampler: Make) -> None:

@@ -268,6 +268,24 @@ def test_no_score_is_asked_beyond_the_budget(sampler: Make) -> None:
     assert sum(node.score is not None for node in tree.nodes) == 4
 
 
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_search_that_has_spent_its_seconds_is_cut_with_the_best_so_far(method: Any, sampler: Make) -> None:
+    table = sampler(seconds=0.04)
+    tree, found, _ = searched(table, method, TableScorer(table, "1"), budget=Budget(seconds=0.05))
+    whole, done, _ = searched(sampler(), method, TableScorer(table, "1"), budget=Budget(seconds=60))
+    assert not done.is_cut
+    assert whole.num_tokens > tree.num_tokens or not found.is_cut
+    if found.is_cut:  # the requests that were under way ended, and no others were asked
+        assert 0.05 <= found.seconds < 0.05 + 2 * 0.04 + 0.3
+        assert found.chosen in tree.nodes
+        assert len(tree.nodes) > 1
+
+
+def test_a_limit_of_seconds_below_none_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"search\.budget\.seconds must be at least 0 \(0: no limit\), got -1"):
+        Budget(seconds=-1)
+
+
 def test_what_a_budget_cuts_off_is_answered_with_the_best_open_state(sampler: Make) -> None:
     table = sampler()
     tree, found, _ = searched(table, StepBeam(2, 10), TableScorer(table, "1"), budget=Budget(tokens=25))

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
 from espalier.data.records import BadInput, Problem
 from espalier.data.steps import Decoder, StepTokens
+from espalier.data.verification import VerifierFormat
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.generative_verifier import GenerativeVerifierReward
 from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import score_step_tokens
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.search.expander import Expander, StepCuts
@@ -28,7 +32,7 @@ from espalier.search.scorers.process_scorer import ProcessScorer, rows_of, warn_
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.scorers.reward_scorer import RewardScorer
 from espalier.search.scorers.scorer import Batches
-from espalier.search.tree import Tree
+from espalier.search.tree import Node, Tree
 from tests.support.exact_cases import HoldsLetter, sharp_network
 from tests.support.search_cases import TableSampler, TableScorer, searched
 from tests.support.token_scorer import Engines
@@ -254,3 +258,91 @@ def test_scores_of_the_table_rank_as_the_table_does(sampler: Make) -> None:
     for node in tree.nodes[1:]:
         if node.score is not None:
             assert node.score == table.value(tuple(node.response_ids()), "1")
+
+
+def whole_responses(tree: Tree) -> list[Node]:
+    """The scored ends of responses."""
+    return [node for node in tree.finished() if node.score is not None]
+
+
+def test_best_of_n_by_an_outcome_reward_model_is_the_solution_of_the_highest_logit(
+    sampler: Make, tiny_prm: Path
+) -> None:
+    network = AutoModelForTokenClassification.from_pretrained(tiny_prm, dtype=torch.float32).eval()
+    tree, found, _ = searched(sampler(), Samples(60), RewardScorer(OutcomeModelReward(str(tiny_prm), "probability")))
+    logits = {}
+    for node in whole_responses(tree):
+        with torch.no_grad():
+            ids = torch.tensor([[*tree.prompt_ids, *node.response_ids()]])
+            logits[node] = float(network(input_ids=ids).logits[0, -1, 0])
+        assert node.score == pytest.approx(1 / (1 + math.exp(-logits[node])), abs=0.02)
+    assert len(logits) > 3
+    assert logits[found.chosen] == pytest.approx(max(logits.values()), abs=0.05)
+
+
+def test_a_beam_by_an_outcome_reward_model_keeps_the_states_of_the_highest_logit(sampler: Make, tiny_prm: Path) -> None:
+    reward = OutcomeModelReward(str(tiny_prm))  # logits, which are no shares
+    tree, _, _ = searched(sampler(), StepBeam(1, 40), RewardScorer(reward))
+    first = {node: node.score or 0.0 for node in tree.root.children}
+    assert len(first) == 3
+    assert [node for node in first if node.visits] == [max(first, key=lambda node: first[node])]
+
+
+def test_a_generative_verifier_says_which_solution_is_the_answer(sampler: Make, tiny_policy: Path) -> None:
+    form = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
+    scorer = RewardScorer(GenerativeVerifierReward(str(tiny_policy), form))
+    assert scorer.models() == [str(tiny_policy)]
+    table = sampler()
+    tree, found, _ = searched(table, Samples(60), scorer)
+    network = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
+
+    def probability(text: str, word: str) -> float:
+        """Of the word behind a text, token by token."""
+        before, ids = table.encode(text), table.encode(text + word)
+        assert ids[: len(before)] == before
+        with torch.no_grad():
+            logprobs = torch.log_softmax(network(input_ids=torch.tensor([ids])).logits[0].double(), -1)
+        return math.exp(sum(float(logprobs[place - 1, ids[place]]) for place in range(len(before), len(ids))))
+
+    scores = {}
+    for node in whole_responses(tree):
+        text = f"{tree.prompt}{node.response()}\nIs it right (Yes/No)?"
+        yes, no = (sum(probability(text, word) for word in words) for words in ((" Yes", "Yes"), (" No", "No")))
+        scores[node] = yes / (yes + no)
+        assert node.score == pytest.approx(scores[node], abs=0.02)
+    assert len(scores) > 3
+    assert scores[found.chosen] == pytest.approx(max(scores.values()), abs=0.02)
+
+
+@pytest.mark.parametrize("method", [StepBeam(2, 8), Samples(20)], ids=str)
+def test_an_implicit_reward_model_scores_states_by_the_log_ratio_of_its_policies(
+    method: Any, sampler: Make, tiny_policy: Path, tmp_path: Path
+) -> None:
+    other = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    other.save_pretrained(tmp_path / "reference")
+    folder = tmp_path / "implicit"
+    write_log_ratio_reward(folder, str(tiny_policy), str(tmp_path / "reference"), Scale("sum", 2.0, 0.1))
+    scorer = ProcessScorer(str(folder))
+    asyncio.run(scorer.open())
+    tree, found, _ = searched(sampler(), method, scorer)
+    policy = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
+
+    def logprob(network: Any, node: Node) -> float:
+        ids = [*tree.prompt_ids, *node.response_ids()]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(network(input_ids=torch.tensor([ids])).logits[0].double(), -1)
+        return sum(float(logprobs[place - 1, ids[place]]) for place in range(len(tree.prompt_ids), len(ids)))
+
+    rows = [node for node in tree.nodes if node.score is not None]
+    assert len(rows) > 3
+    scores = {}
+    for node in rows:
+        scores[node] = 1 / (1 + math.exp(-(2 * (logprob(policy, node) - logprob(other, node)) + 0.1)))
+        assert node.score == pytest.approx(scores[node], abs=0.03)
+    assert max(scores.values()) - min(scores.values()) > 0.1
+    ends = [node for node in rows if node.is_finished]
+    assert scores[found.chosen] == pytest.approx(max(scores[node] for node in ends), abs=0.03)

@@ -45,7 +45,7 @@ def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
     for row in rows:
         tree = by_id[row.id]
         assert [token for node in tree.way(tree.chosen) for token in tree.step_ids[node]] == row.response_ids
-        assert (tree.answers[tree.chosen], tree.is_correct[tree.chosen]) == (row.answer, row.is_correct)
+        assert (tree.answers[tree.chosen], bool(tree.is_correct[tree.chosen])) == (row.answer, row.is_correct)
     return rows, trees
 
 
@@ -79,6 +79,24 @@ def test_a_tree_names_the_reward_that_it_was_scored_by(tiny_policy: Path, tmp_pa
     asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=outcome")
     assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
     assert {tree.scorer for tree in check_files(output)[1]} == {"OutcomeReward"}
+
+
+def test_a_budget_of_seconds_cuts_searches_and_another_one_is_refused_for_a_file_that_was_begun(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "build", job.build)  # `search_job` replaces it
+    output = tmp_path / "found.jsonl"
+    asked = [str(tiny_policy), str(output), "0.3", "search.method.width=2", "search.method.siblings=2"]
+    assert search_job.main(*asked, "search.budget.seconds=0.15") == 0
+    rows, trees = check_files(output)
+    cut = {tree.id for tree in trees if tree.is_cut}
+    assert cut
+    assert all(len(tree.parents) > 1 for tree in trees)
+    assert not any(row.is_correct for row in rows if row.id in cut and row.finish_reason == "length")
+    meta = tmp_path / "found.meta.json"
+    meta.write_text(meta.read_text().replace('"is_complete": true', '"is_complete": false'))
+    with pytest.raises(BadInput, match="made otherwise"):
+        search_job.main(*asked, "search.budget.seconds=5")
 
 
 def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, tmp_path: Path) -> None:
@@ -153,7 +171,8 @@ def test_every_config_of_a_method_is_built(method: str) -> None:
 @pytest.mark.parametrize("scorer", sorted(path.stem for path in (CONF / "scorer").glob("*.yaml")))
 def test_every_config_of_a_scorer_is_composed(scorer: str) -> None:
     settings = ["policy=p", "output=o", f"scorer@search.scorer={scorer}"]
-    named = {"process": "path", "process_by_engines": "path", "outcome_model": "reward.path"}
+    named = {"process": "path", "process_by_engines": "path", "outcome_model": "reward.path",
+             "generative_verifier": "reward.path"}  # fmt: skip
     settings += [f"search.scorer.{named[scorer]}=m"] if scorer in named else []
     config = compose_config(SampleConfig, "api/vllm/search", settings)
     assert config.search["scorer"]["_target_"].startswith("espalier.search.scorers.")

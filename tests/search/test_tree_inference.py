@@ -78,8 +78,8 @@ def test_the_first_tokens_of_every_child_are_drawn_at_the_high_temperature(sampl
     assert step > 10
     asked = [(params.n, params.temperature, params.max_tokens) for _, params in table.requests]
     assert asked[0] == (3, 1.3, 10)
-    assert [(n, temperature) for n, temperature, _ in asked[1:4]] == [(1, 0.9)] * 3, "what is left of each child"
-    assert asked[4][:2] == (3, 1.3), "and so at the next depth"
+    assert asked[1][:2] == (3, 0.9), "what is left of the children, who are equal so far"
+    assert asked[2][:2] == (3, 1.3), "and so at the next depth"
     assert [node.text for node in tree.nodes[1:]] == ["abcabcabcabcabc\n", "# 1"]
     assert tree.num_tokens == 3 * len(table.encode("abcabcabcabcabc\n# 1")) + 3
     assert not any(node.completions for node in tree.nodes), "these are no samples of the policy"
@@ -89,8 +89,9 @@ def test_whole_responses_too_begin_at_the_high_temperature(sampler: Make) -> Non
     table = sampler({"abcabcabcabcabc\nb\n# 1": 1.0})
     method = TreeInference(((0, 2),), branching_depth=1, siblings=HighLowSiblings(3, 1.5, 0.5))
     tree, found, _ = searched(table, method, RandomScorer())
-    temperatures = [params.temperature for _, params in table.requests]
-    assert temperatures[:3] == [1.5, 0.5, 0.5]
+    asked = [(params.n, params.temperature) for _, params in table.requests]
+    assert asked[:3] == [(2, 1.5), (2, 0.5), (2, 1.5)], "two equal children, then how their responses begin"
+    assert {temperature for _, temperature in asked[3:]} == {0.5}
     assert found.chosen.response() == "abcabcabcabcabc\nb\n# 1"
     assert not any(node.completions for node in tree.nodes)
 
