@@ -1,11 +1,11 @@
 """Searches over several engines and servers, and greedy ones beside greedy decoding of a real engine."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +19,6 @@ from espalier.sampling.client import Client, SampleRequest, SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.server import VLLMServer
-from espalier.sampling.vllm_client import VLLMClient
 from espalier.search.budget import Budget
 from espalier.search.client import Search, trees_path
 from espalier.search.expander import StepCuts
@@ -36,6 +35,13 @@ class Alone(DataParallelEngines):
 
 class OnRay(RayEngines):
     program = "tests.support.table_engine"
+
+
+class ShortSteps(WordArithmetic):
+    """A step per 9 characters, of whatever a policy of random weights writes."""
+
+    def split_steps(self, response: str) -> list[str]:
+        return re.findall(r"(?s).{1,9}", response)
 
 
 def trees_of(client: Client, policy: Path, output: Path, number: int = 12) -> list[SearchTree]:
@@ -117,34 +123,41 @@ def searched(policy: Path, output: Path, *settings: str) -> tuple[list[Trajector
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.parametrize("cuts", [[], ["search.cuts.step_tokens=7"]], ids=str)
+@pytest.mark.timeout(900)
 def test_greedy_search_of_width_one_is_a_real_engines_greedy_decoding_token_for_token(
-    cuts: list[str], servers: list[VLLMServer], tiny_policy: Path, tmp_path: Path
+    tiny_policy: Path, tmp_path: Path
 ) -> None:
-    url = servers[0].base_url
-    narrow = ["params.temperature=0", "search.method.width=1", "search.method.siblings=1"]
-    rows, trees = searched(tiny_policy, tmp_path / "found.jsonl", f"client.base_url={url}", "requests.limit=10",
-                           *narrow, *cuts)  # fmt: skip
+    task, tokenizer = ShortSteps(), load_tokenizer(str(tiny_policy))
+    problems = {problem.id: problem for problem in task.problems("test")[:10]}
+    params = SamplingParams(1, 0.0, 60)
+    engine = DataParallelEngines(str(tiny_policy), str(tmp_path / "engine.log"), num_engines=1,
+                                 options={"enforce_eager": True})  # fmt: skip
 
-    async def greedy(row: Trajectory) -> Any:
-        client = VLLMClient(url)
-        await client.open()
+    async def run() -> None:
+        await engine.open()
         try:
-            asked = SampleRequest(row.problem_id, row.prompt, row.prompt_ids, problem_id=row.problem_id)
-            return (await client.sample(asked, SamplingParams(1, 0.0, 60)))[0]
+            for cuts in (StepCuts(), StepCuts("\n", 7)):
+                search = Search(StepBeam(1, 1), RandomScorer(), Budget(), cuts)
+                search.prepare(task, tokenizer, problems, params, tmp_path / "found.jsonl", set())
+                search.by(engine)
+                for problem in problems.values():
+                    prompt = task.prompt(problem)
+                    asked = SampleRequest(problem.id, prompt, list(tokenizer(prompt).input_ids), problem_id=problem.id)
+                    (whole,) = await engine.sample(asked, params)
+                    (found,) = await search.sample(asked, params)
+                    assert (found.token_ids, found.finish_reason) == (whole.token_ids, whole.finish_reason)
+                trees = read_records(SearchTree, trees_path(tmp_path / "found.jsonl"))
+                assert any(len(tree.parents) > 3 for tree in trees)  # in several steps
+                assert all(tree.num_tokens == sum(map(len, tree.step_ids)) for tree in trees)  # each drawn once
         finally:
-            await client.close()
+            await engine.close()
 
-    assert len(rows) == 10
-    for row in rows:
-        whole = asyncio.run(greedy(row))
-        assert (row.response_ids, row.finish_reason) == (whole.token_ids, whole.finish_reason)
-    assert any(len(tree.parents) > 3 for tree in trees)  # in several steps
-    assert [tree.num_tokens for tree in trees] == [len(row.response_ids) for row in rows]
+    asyncio.run(run())
 
 
 @pytest.mark.slow
 @pytest.mark.server
+@pytest.mark.timeout(900)
 def test_both_of_two_servers_are_asked_and_every_problem_is_searched_once(
     servers: list[VLLMServer], tiny_policy: Path, tmp_path: Path
 ) -> None:
