@@ -2,10 +2,11 @@
 
 Rows without scores (a judge's verdict that cannot be read) count as wrong and are counted, as are ties: scores in bf16
 have three digits, and more of them are equal than in float32. Accuracies of subsets have 95 % intervals over rows; a
-score whose subsets are not all there is null, never that of a part.
+score whose subsets are not all there is null, never that of a part. The accuracy over all rows has its interval over
+prompts, as those of step scorers have (`prm/evaluate_prm_benchmarks`).
 
-Rows are read one by one and their scores looked up (`data.row_index`); a number per row is kept, which its interval is
-drawn from.
+Rows are read one by one and their scores looked up (`data.row_index`); three numbers per row are kept, which intervals
+are drawn from.
 """
 
 import logging
@@ -21,9 +22,9 @@ import numpy as np
 
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput
-from espalier.data.row_index import ProblemRows
+from espalier.data.row_index import ProblemRows, hash_of
 from espalier.pipeline.evaluation.evaluation_table import make_row, make_table
-from espalier.pipeline.evaluation.intervals import Interval, interval
+from espalier.pipeline.evaluation.intervals import Interval, interval, mean_over_problems
 from espalier.pipeline.evaluation.reward_benchmarks import (
     REWARD_BENCH_COUNTS,
     TIES,
@@ -50,6 +51,10 @@ class _Taken:
     tied: TiedPrompts
     worths: dict[str, "array[float]"] = field(default_factory=lambda: defaultdict(lambda: array("d")))
     """by subset, in the order in which they come"""
+    prompts: "array[int]" = field(default_factory=lambda: array("q"))
+    """the hash of each row's prompt"""
+    is_right: "array[int]" = field(default_factory=lambda: array("b"))
+    """of each row"""
     right: Counter[str] = field(default_factory=Counter)
     """by subset, how many rows are right"""
     styles: dict[str, np.ndarray] = field(default_factory=lambda: defaultdict(lambda: np.zeros((3, 3))))
@@ -57,8 +62,10 @@ class _Taken:
     num_ties: int = 0
     num_without: int = 0
 
-    def add(self, row: ResponseScores) -> None:
+    def add(self, prompt: str, row: ResponseScores) -> None:
         """Take in the scores of a row."""
+        self.prompts.append(hash_of(prompt))
+        self.is_right.append(int(is_right(row)))
         is_best_of = self.benchmark == "reward_bench_2"
         self.worths[row.subset].append(best_of_credit(row) if is_best_of else is_right(row))
         self.right[row.subset] += int(is_right(row))
@@ -120,12 +127,12 @@ class EvaluateRewardModel:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Return `{"score", "sections", "subsets", "num_rows", "num_ties", "num_without_scores", "table"}`. Raises
-        BadInput where a row lacks its scores, or has those of other responses."""
+        """Return `{"score", "accuracy", "sections", "subsets", "num_rows", "num_ties", "num_without_scores", "table"}`.
+        Raises BadInput where a row lacks its scores, or has those of other responses."""
         with ExitStack() as stack:
             taken = _Taken(self.benchmark, stack.enter_context(TiedPrompts(context.output)))
-            for row in self._joined(input_path, context.output):
-                taken.add(row)
+            for prompt, row in self._joined(input_path, context.output):
+                taken.add(prompt, row)
             if not taken.num_rows:
                 raise BadInput(f"{input_path}: no row to evaluate: import the responses first")
             accuracies = taken.accuracies()
@@ -138,12 +145,13 @@ class EvaluateRewardModel:
         if score is None:
             log.warning("%s: no overall score: not all subsets of %s are there", input_path, self.benchmark)
         log.info("%s\n%s", context.output, table["plain"])
-        return {"benchmark": self.benchmark, "score": score, "sections": sections, "subsets": accuracies,
-                "num_rows": taken.num_rows, "num_ties": taken.num_ties, "num_without_scores": missing,
-                "table": table}  # fmt: skip
+        accuracy = mean_over_problems(np.asarray(taken.prompts), np.asarray(taken.is_right))
+        return {"benchmark": self.benchmark, "score": score, "accuracy": accuracy, "sections": sections,
+                "subsets": accuracies, "num_rows": taken.num_rows, "num_ties": taken.num_ties,
+                "num_without_scores": missing, "table": table}  # fmt: skip
 
-    def _joined(self, path: str, output: Path) -> Iterator[ResponseScores]:
-        """Yield the scores of the rows in their order."""
+    def _joined(self, path: str, output: Path) -> Iterator[tuple[str, ResponseScores]]:
+        """Yield prompts and scores of the rows in their order."""
         with ProblemRows(output) as rows:
             rows.add(RankedResponses, path, group="id")
             rows.add(ResponseScores, self.scores, finds_ids=True, group="id")
@@ -159,4 +167,4 @@ class EvaluateRewardModel:
                     raise BadInput(
                         f"{self.scores}: no scores of the {sum(sizes)} responses of row '{ranked.id}': score these rows"
                     )
-                yield found
+                yield ranked.prompt, found

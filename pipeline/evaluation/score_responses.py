@@ -38,9 +38,7 @@ _ROWS, _JUDGEMENTS = range(2)  # files of the index
 
 def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[StepTokens]:
     """Return the tokens of a row's prompt with each of its responses, chosen ones first, and the end token. `is_chat`:
-    prompt and response are turns in the tokenizer's own chat template. Raises BadInput where there is none."""
-    if is_chat and not tokenizer.chat_template:
-        raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to false")
+    prompt and response are turns in the tokenizer's own chat template."""
     messages = [{"role": "user", "content": row.prompt}]
     text = (
         tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if is_chat else row.prompt
@@ -118,13 +116,14 @@ class _Scorer:
 
 @dataclass(frozen=True)
 class ScoreResponses:
-    """`model` or `judgements`, one of them. `batch_tokens` bounds the tokens of one forward pass."""
+    """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
+    template; null: where it has one. `batch_tokens` bounds the tokens of one forward pass."""
 
     model: str = ""
     reference: str = ""
     is_reference_free: bool = False
     aggregate: str = "sum"
-    is_chat: bool = False
+    is_chat: bool | None = None
     judgements: str = ""
     batch_tokens: int = 16384
 
@@ -171,10 +170,17 @@ class ScoreResponses:
     def _scored(self, rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
         from espalier.models.load import load_tokenizer
 
-        tokenizer, scorer = load_tokenizer(self.model), self._load()
+        tokenizer = load_tokenizer(self.model)
+        is_chat = bool(tokenizer.chat_template) if self.is_chat is None else self.is_chat
+        if is_chat and not tokenizer.chat_template:
+            raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to "
+                           "false")  # fmt: skip
+        context.counts["layout"] = "whole, in its chat template" if is_chat else "whole, as plain text"
+        log.info("%s reads responses %s", self.model, context.counts["layout"])
+        scorer = self._load()
         with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
             for row in rows.in_order(_ROWS):
-                for each in encode_row(tokenizer, row, self.is_chat):
+                for each in encode_row(tokenizer, row, is_chat):
                     tokens.add(each)
             if longest := tokens.longest:
                 tokens.score(scorer.is_packed(longest), self.batch_tokens, scorer)

@@ -222,7 +222,8 @@ class EvaluatePRMBenchmarks:
         left_out["no judged step"] += len(scored) - len(judged)
         tuning, reported = self._split(judged)
         own = tuning.part(~tuning.is_original)
-        chosen = self._choose("steps", tune_steps((row.scores for row in own), (row.labels for row in own)), own)
+        tuned = tune_steps((row.scores for row in own), (row.labels for row in own))
+        chosen = self._choose("steps", tuned, own) if len(judged) else None
         others = reported.part(~reported.is_original)
         if chosen is None or not len(others):
             return None

@@ -18,6 +18,7 @@ from espalier.data.sources import Row
 from espalier.data.tasks.shopping_notes import ShoppingNotes
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
+from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
@@ -159,6 +160,19 @@ def test_scores_are_those_of_all_rows_at_once_whatever_the_batches(tiny_prm: Pat
     ]
 
 
+def test_responses_are_turns_where_the_tokenizer_has_a_chat_template(chat_model: Path, tmp_path: Path) -> None:
+    for given, is_chat in ((None, True), (True, True), (False, False)):
+        stage = ScoreResponses(model=str(chat_model), is_reference_free=True, is_chat=given)
+        own = context()
+        write_records(tmp_path / "rows.jsonl", ROWS[1:])
+        found = list(stage.run(str(tmp_path / "rows.jsonl"), own))
+        tokenizer, network = load_tokenizer(str(chat_model)), load_policy(str(chat_model))
+        rows = encode_row(tokenizer, ROWS[1], is_chat)
+        expected = [sum(line) for line in sampled_logprobs(network, rows)]
+        assert [*found[0].chosen, *found[0].rejected] == pytest.approx(expected, abs=1e-4)
+        assert ("chat" in own.counts["layout"]) == is_chat
+
+
 def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:
     model = load_process_reward(str(tiny_prm))
     model.save_pretrained(tmp_path / "model")
@@ -207,6 +221,7 @@ def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) ->
     )
     found = EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
     assert (found["score"], found["num_without_scores"]) == (0.5, 1)
+    assert (found["accuracy"]["mean"], found["accuracy"]["n"]) == (0.5, 2)
     write_records(tmp_path / "scores.jsonl", [ResponseScores("s/1", "s", [1.0], [0.0])] * 1)
     with pytest.raises(BadInput, match="no scores of the 3 responses of row 's/1'"):
         EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
