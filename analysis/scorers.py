@@ -53,7 +53,10 @@ def _read(folder: Path) -> Scorer:
     stage: Mapping[str, Any] = metas[0]["config"]["stage"] if metas else {}
     counts: Mapping[str, Any] = metas[0].get("counts", {}) if metas else {}
     names = [str(stage[key]) for key in ("model", "other_model") if stage.get(key)]
-    return Scorer(" and ".join(names) or folder.name, counts, *(documents[name] for name in DOCUMENTS))
+    name = " and ".join(names) or folder.name
+    if deviations := counts.get("deviations"):
+        name += f" (not as published: {deviations})"
+    return Scorer(name, counts, *(documents[name] for name in DOCUMENTS))
 
 
 def _document(path: Path) -> dict[str, Any] | None:

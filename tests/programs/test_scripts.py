@@ -124,15 +124,8 @@ def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list
 
 def test_pairs_are_scored_by_steps_or_as_a_whole(script: Script) -> None:
     (script.checkout / "b").mkdir()
-    given = [
-        "prm=x,y",
-        "read_as=qwen,whole",
-        "pairs=f",
-        "run=b",
-        "split.stage.by=paragraphs",
-        "whole.stage.is_chat=true",
-    ]
-    commands = stages(script(*given, name="prm_benchmark.sh"))
+    given = ["split.stage.by=paragraphs", "whole.stage.is_chat=true"]
+    commands = stages(script("prm=x,y", "read_as=qwen,whole", "pairs=f", "run=b", *given, name="prm_benchmark.sh"))
     configs = [command[command.index("-cn") + 1] for command in commands]
     assert configs == [
         "evaluation/import_comparisons", "prm/split_responses", "prm/score_steps", "prm/evaluate_prm_benchmarks",
