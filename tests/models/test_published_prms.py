@@ -117,7 +117,7 @@ def test_rlhflow_as_some_evaluators_read_it(tokenizers: dict[str, Any], tmp_path
 
 
 def test_qwens_system_prompt_by_another_one(tokenizers: dict[str, Any], tmp_path: Path) -> None:
-    """With ReasonFlux's, which is none, it is read as ReasonFlux is; with one of one's own as the template writes it."""
+    """With none, as ReasonFlux is read; with one of one's own, as the template writes it."""
     qwen = tokenizers["qwen"]
     for system in ("", "Be brief."):
         layout = deviate(PUBLISHED["qwen"], {"system": system}).layout
