@@ -111,7 +111,8 @@ PUBLISHED: Mapping[str, PublishedPRM] = MappingProxyType(_ROWS)
 
 def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
     """Return a row with other values of what its layout and its read are made of, by their names (`models.published`:
-    `layouts`, `reads`). Raises BadInput on a name that they do not have, and on a value of another type."""
+    `layouts`, `reads`); `\\n` in a text is a newline, which nobody can type on a command line. Raises BadInput on a
+    name that they do not have, and on a value of another type."""
     parts: dict[str, dict[str, Any]] = {"layout": {}, "read": {}}
     known = {name: (part, value) for part in parts for name, value in vars(getattr(row, part)).items()}
     for name, value in deviations.items():
@@ -123,5 +124,6 @@ def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
         kinds = (list | tuple) if is_list else type(before)
         if not isinstance(value, kinds) or (is_list and not all(type(one) in (int, float) for one in value)):
             raise BadInput(f"stage.deviations.{name} must be of the kind of {before!r}, got {value!r}")
-        parts[part][name] = tuple(map(float, value)) if is_list else value
+        text = value.replace("\\n", "\n") if isinstance(value, str) else value
+        parts[part][name] = tuple(map(float, value)) if is_list else text
     return replace(row, layout=replace(row.layout, **parts["layout"]), read=replace(row.read, **parts["read"]))  # type: ignore[type-var]

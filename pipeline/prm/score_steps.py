@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,7 +71,7 @@ class ScoreSteps:
     split: str = "test"
     batch_tokens: int = 16384
     num_checked: int = 4
-    deviations: Mapping[str, Any] = field(default_factory=dict)
+    deviations: Mapping[str, Any] | None = None
     max_length: int = 0
     asks_engines: ClassVar[bool] = True
     runs_on_ranks: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class _Scoring:
                 folder = local_model(name, commit)
             layout = choose_layout(self.stage.layout, name, folder, kind)
             sizes = self.stage.batch_tokens, self.stage.num_checked
-            model = StepModel(folder, layout, load_tokenizer(folder), *sizes, dict(self.stage.deviations))
+            model = StepModel(folder, layout, load_tokenizer(folder), *sizes, self.stage.deviations or {})
             log.info("%s is read as %s", name, model.read_as)
             found.append(model)
         if len({model.layout for model in found}) > 1:

@@ -22,9 +22,10 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
 from espalier.models import precision
 from espalier.models.load import BadModel, load_config, load_tokenizer
+from espalier.models.published.layouts import Pieces
 from espalier.models.published.load import load_published
 from espalier.models.published.scoring import PublishedScorer, Solution
-from espalier.models.published.table import PUBLISHED
+from espalier.models.published.table import PUBLISHED, deviate
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
@@ -32,6 +33,8 @@ from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.prm.step_inputs import choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.process import score_step_tokens
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import StageConfig
 
 ROWS = [
     AnnotatedSolution(f"s{n}", f"p{n % 2}", f"How many are {n} and 2?", [f"{n} + 2 = {n + 2}", "So it is that."],
@@ -258,6 +261,12 @@ def test_a_deviation_is_named_recorded_and_not_mixed_with_what_is_published(
     assert context.counts["deviations"] == "after_question='\\n', separator='\\n\\n'"
     with pytest.raises(BadInput, match=r"holds scores of another input or of other models \(layout differs\)"):
         score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+
+
+def test_deviations_are_given_on_the_command_line_as_the_page_writes_them() -> None:
+    words = ["stage.model=m", "input=i", "output=o", 'stage.deviations={separator: "\\n\\n", begins: false}']
+    stage = build(compose_config(StageConfig, "stage/prm/score_steps", words).stage)
+    assert deviate(PUBLISHED["trl"], stage.deviations).layout == Pieces("\n\n")
 
 
 def test_solutions_beyond_the_length_that_is_set_get_no_scores(two_classes: Path, tmp_path: Path) -> None:
