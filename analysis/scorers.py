@@ -4,7 +4,8 @@ and terminal steps, calibration, best of n and votes, each beside what the step'
     python run_stage.py -cn pages/show_scorers input='' output=scorers.html 'stage.folders=[RUN/1,RUN/2]'
 
 A folder is one scorer's and holds some of prm_benchmark.json (`prm/evaluate_prm_benchmarks`), evaluation.json
-(`evaluation/evaluate`) and prm.json (`prm/prm_calibration`), and step_scores.meta.json, which names it.
+(`evaluation/evaluate`), prm.json (`prm/prm_calibration`) and pairs.json (of preference pairs, by
+`prm/evaluate_prm_benchmarks` or `evaluation/evaluate_reward_model`), and the X.meta.json of its scores, which names it.
 """
 
 import json
@@ -17,8 +18,8 @@ from espalier.analysis.scorers_page import Scorer, render_scorers
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
 
-DOCUMENTS = ("prm_benchmark.json", "evaluation.json", "prm.json")
-SCORES = ("step_scores.meta.json", "sample_scores.meta.json")
+DOCUMENTS = ("prm_benchmark.json", "evaluation.json", "prm.json", "pairs.json")
+SCORES = ("step_scores.meta.json", "sample_scores.meta.json", "pair_scores.meta.json", "response_scores.meta.json")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ def _read(folder: Path) -> Scorer:
     stage: Mapping[str, Any] = metas[0]["config"]["stage"] if metas else {}
     counts: Mapping[str, Any] = metas[0].get("counts", {}) if metas else {}
     names = [str(stage[key]) for key in ("model", "other_model") if stage.get(key)]
-    return Scorer(" and ".join(names) or folder.name, counts, *(documents[name] for name in DOCUMENTS))
+    name = " and ".join(names) or folder.name
+    if deviations := counts.get("deviations"):
+        name += f" (not as published: {deviations})"
+    return Scorer(name, counts, *(documents[name] for name in DOCUMENTS))
 
 
 def _document(path: Path) -> dict[str, Any] | None:

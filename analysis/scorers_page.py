@@ -23,6 +23,7 @@ class Scorer:
     benchmark: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
+    pairs: Mapping[str, Any] | None = None
 
 
 def render_scorers(scorers: Sequence[Scorer]) -> str:
@@ -87,13 +88,28 @@ def _steps(scorer: Scorer) -> Cells:
 
 
 def _pairs(scorer: Scorer) -> Cells:
-    own = _part(scorer.benchmark, "pairs")
+    return _by_aggregate(_part(scorer.benchmark, "pairs"))
+
+
+def _preferences(scorer: Scorer) -> Cells:
+    own = scorer.pairs
+    if own is None or "subsets" not in own:
+        return _by_aggregate(_part(own, "pairs"))
+    cells = {"pairs": str(own["num_rows"]), "the response as a whole": _cell(own["accuracy"])}
+    subsets = own["subsets"] if len(own["subsets"]) > 1 else {}
+    cells |= {f"the response as a whole, {name}": _cell(figure) for name, figure in subsets.items()}
+    return cells | {"ties": str(own["num_ties"]), "without a score": str(own["num_without_scores"])}
+
+
+def _by_aggregate(own: Mapping[str, Any] | None) -> Cells:
     if own is None:
         return {}
     parts = {how: part for how, part in own.items() if isinstance(part, Mapping)}
-    return {"pairs": str(own["num_pairs"])} | {
-        f"by {how}": _cell(part["overall"]["pair_accuracy"]) for how, part in parts.items()
-    }
+    cells = {"pairs": str(own["num_pairs"])}
+    for how, part in parts.items():
+        cells[f"by {how}"] = _cell(part["overall"]["pair_accuracy"])
+        cells |= {f"by {how}, {name}": _cell(figures["pair_accuracy"]) for name, figures in part["groups"].items()}
+    return cells
 
 
 def _separation(scorer: Scorer) -> Cells:
@@ -150,6 +166,9 @@ _SECTIONS = (
      "without one in which none is. A threshold that was chosen says on what; nobody else's is comparable with it."),
     ("steps", "Single steps (PRMBench)", _steps, "prm_score is the mean of the F1 of right and of wrong steps."),
     ("pairs", "Pairs", _pairs, "How often the better of two solutions has the higher aggregated score; a tie is half."),
+    ("preferences", "Preference pairs", _preferences,
+     "How often the preferred one of two responses has the higher score: of its steps by an aggregation (a tie is "
+     "half), or of the response as a whole (a tie is wrong)."),
     ("separation", "Right and wrong steps apart", _separation,
      "Late steps are wrong more often: what a score knows is what it has above the step's index. The index is counted "
      "on these very steps, which flatters it."),

@@ -9,13 +9,15 @@
 - pairs: preferences of one's own: `prompt`, `chosen`, `rejected`; `subset` and `id` where there are any.
 
 A `prompt`, `chosen` or `rejected` that is a list of messages (`role`, `content`) is read too: the prompt is the
-messages before the last, the response is the last one's text.
+messages before the last, the response is the last one's text. Without a prompt, texts must begin alike: what they share
+is the prompt (TRL's implicit prompt).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.conversations import split_prompt
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row
 
@@ -58,10 +60,18 @@ class ResponseScores:
 
 def read_pair(row: Row) -> RankedResponses:
     """Read a row with one chosen and one rejected response."""
-    prompt, chosen = _turns(row, "chosen")
-    _, rejected = _turns(row, "rejected")
+    asked, chosen = _turns(row, "chosen")
+    other, rejected = _turns(row, "rejected")
     subset = row.text("subset", "")
-    return RankedResponses(_identity(row, subset), subset, _prompt(row, prompt), [chosen], [rejected])
+    if row.has("prompt") or asked:
+        if asked and other and asked != other:
+            raise BadRow("chosen and rejected part before their last turn: they answer other prompts")
+        prompt = _prompt(row, asked)
+    else:
+        prompt, chosen, rejected = (part.strip() for part in split_prompt(chosen, rejected))
+        if not prompt or not chosen or not rejected:
+            raise BadRow("there is no prompt: give a prompt, or a chosen and a rejected text that begin alike")
+    return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected])
 
 
 def read_lists(row: Row) -> RankedResponses:

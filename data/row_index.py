@@ -34,6 +34,11 @@ def hash_of(text: str) -> int:
     )
 
 
+def by_text(name: str) -> bytes:
+    """Return what texts are in order by: that of their characters."""
+    return name.encode("utf-8", "surrogatepass")
+
+
 @contextmanager
 def on_disk(place: str) -> Iterator[None]:
     """Raise OSError, with the place, where SQLite says that a disk is full."""
@@ -79,7 +84,8 @@ class NamelessBase:
 
 
 class ProblemRows(NamelessBase):
-    """Files of records with an `id` and a `problem_id`. Files are numbered in the order they are added in."""
+    """Files of records with an `id` and a `problem_id`, or another field that their rows are grouped by. Files are
+    numbered in the order they are added in."""
 
     def __init__(self, beside: Path):
         """The index lies in the folder of `beside`, the file that is being made."""
@@ -101,16 +107,16 @@ class ProblemRows(NamelessBase):
         super().close()
         self._open.close()
 
-    def add(self, kind: type, path: str, finds_ids: bool = False) -> int:
-        """Read a file; its number of rows. `finds_ids`: they are looked up by their ids (`by_id`). Raises BadInput on a
-        bad row and on an id that stands twice."""
+    def add(self, kind: type, path: str, finds_ids: bool = False, group: str = "problem_id") -> int:
+        """Read a file; its number of rows. `finds_ids`: they are looked up by their ids (`by_id`); `group`: the field
+        that says what rows belong together. Raises BadInput on a bad row and on an id that stands twice."""
         number = len(self._files)
         table = f"rows{number}"
         with self._on_disk():
             self._base.execute(f"CREATE TABLE {table} (place INTEGER PRIMARY KEY, line INTEGER, problem INTEGER, "
                                "name INTEGER, start INTEGER, size INTEGER, checksum INTEGER)")  # fmt: skip
             self._base.execute("BEGIN")
-            self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", _noted(kind, path))
+            self._base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", _noted(kind, path, group))
             self._base.execute("COMMIT")
             self._base.execute(f"CREATE INDEX {table}_problem ON {table} (problem)")
             if finds_ids:
@@ -146,6 +152,11 @@ class ProblemRows(NamelessBase):
         row: dict[str, Any] = json.loads(line)
         return row
 
+    def num_problems(self, number: int) -> int:
+        """Return how many problems the rows of one file are of."""
+        found: int = self._base.execute(f"SELECT count(DISTINCT problem) FROM rows{number}").fetchone()[0]
+        return found
+
     def problems(self) -> Iterator[int]:
         """Yield every problem, in the order of its first row in the first file, those of later files alone behind."""
         parts = " UNION ALL ".join(f"SELECT problem, place + {number * FILE} AS place FROM rows{number}"
@@ -154,8 +165,8 @@ class ProblemRows(NamelessBase):
             for (problem,) in self._base.execute(f"SELECT problem FROM ({parts}) GROUP BY problem ORDER BY min(place)"):
                 yield problem
 
-    def problems_by_id(self, order: Callable[[str], bytes]) -> Iterator[int]:
-        """Yield every problem of any file, in the order of what `order` makes of its id."""
+    def problems_by_id(self, order: Callable[[str], bytes] = by_text) -> Iterator[int]:
+        """Yield every problem of any file, in the order of what `order` makes of its id; by itself that of the ids."""
         with self._on_disk():
             self._base.execute("DELETE FROM names")
             self._base.execute("BEGIN")
@@ -233,8 +244,8 @@ class ProblemRows(NamelessBase):
                 yield kind(**json.loads(line))  # type: ignore[misc]
 
 
-def _noted(kind: type, path: str) -> Iterator[tuple[int, ...]]:
+def _noted(kind: type, path: str, group: str) -> Iterator[tuple[int, ...]]:
     for place, (number, start, line) in enumerate(iter_lines(path)):
         where = f"{path}:{number}"
         record: Any = parse_record(kind, parse_line(line, where), where)
-        yield place, number, hash_of(record.problem_id), hash_of(record.id), start, len(line), crc32(line)
+        yield place, number, hash_of(getattr(record, group)), hash_of(record.id), start, len(line), crc32(line)

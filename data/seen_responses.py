@@ -9,7 +9,7 @@ Paraphrases are not found, nor rows of which only the prompt was trained on.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from espalier.data.ranked_responses import RankedResponses
@@ -25,16 +25,15 @@ def response_hash(text: str) -> str:
     return hashlib.sha256(("response/" + "".join(text.casefold().split())).encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def seen_rows(rows: Sequence[RankedResponses], hashes: Collection[str]) -> list[str]:
-    """Return the ids of the rows that were seen, by the rule of the module."""
-    seen = []
-    for row in rows:
-        chosen, rejected = (
-            [text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected)
-        )
-        if (chosen and rejected) or any(len(text.split()) >= LONG for text in (*chosen, *rejected)):
-            seen.append(row.id)
-    return seen
+def is_seen(row: RankedResponses, hashes: Collection[str]) -> bool:
+    """Say whether a row was seen, by the rule of the module."""
+    chosen, rejected = ([text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected))
+    return bool(chosen and rejected) or any(len(text.split()) >= LONG for text in (*chosen, *rejected))
+
+
+def seen_rows(rows: Iterable[RankedResponses], hashes: Collection[str]) -> list[str]:
+    """Return the ids of the rows that were seen."""
+    return [row.id for row in rows if is_seen(row, hashes)]
 
 
 def write_training_responses(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def split_steps(response: str, how: str = "lines") -> list[str]:
     r"""Cut a response into steps, which join to it exactly; "" has none.
 
-    `how`: lines, gsm8k, math, react, sentences or sub_questions (see `espalier.data.splitters`; gsm8k and math follow
-    VinePPO, Kazemnejad et al. 2024). Raises BadInput on any other.
+    `how`: lines, paragraphs, gsm8k, math, react, sentences or sub_questions (see `espalier.data.splitters`; gsm8k and
+    math follow VinePPO, Kazemnejad et al. 2024). Raises BadInput on any other.
 
     >>> import espalier
     >>> espalier.split_steps("3 + 4 = 7\n7 * 2 = 14\n#### 14")

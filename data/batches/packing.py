@@ -6,7 +6,7 @@ the demonstrations of one problem and the rollouts of a group share their prompt
 relation is a segment of its own. Exact: every token has the position and the keys that it has alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -167,12 +167,18 @@ def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int
     """Return indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
     trajectories of one problem share their prompt; padded: of similar length, padding counted."""
     order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    batches: list[list[int]] = []
+    return list(cut_batches(((index, len(rows[index])) for index in order), is_packed, batch_tokens))
+
+
+def cut_batches(rows: Iterable[tuple[int, int]], is_packed: bool, batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the batches of rows (number, length) that come in the order of `in_batches`."""
+    batch: list[int] = []
     size = 0
-    for index in order:
-        size = size + len(rows[index]) if is_packed or not batches else len(rows[index]) * (len(batches[-1]) + 1)
-        if not batches or size > batch_tokens:
-            batches.append([])
-            size = len(rows[index])
-        batches[-1].append(index)
-    return batches
+    for number, length in rows:
+        size = size + length if is_packed else length * (len(batch) + 1)
+        if batch and size > batch_tokens:
+            yield batch
+            batch, size = [], length
+        batch.append(number)
+    if batch:
+        yield batch

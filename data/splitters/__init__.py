@@ -8,6 +8,7 @@ A splitter is a function `str -> list[str]` (`data.steps.StepSplitter`). What ev
 - `data.token_text` moves its borders to the ends of the sampler's own tokens.
 
     lines           one line a step; blank lines belong to the step before
+    paragraphs      one paragraph a step; blank lines part them
     gsm8k           one line a step; a newline opens the step after it; the `#### answer` joins the last step
     math            sentences and lines, long ones halved, never inside a formula or a LaTeX environment
     react           Thought, Action, Observation, State
@@ -20,7 +21,7 @@ Steps by the policy's own probabilities (segment policy optimisation) need the t
 
 from espalier.data.records import BadInput
 from espalier.data.splitters.latex import find_blocks
-from espalier.data.splitters.lines import split_gsm8k, split_lines
+from espalier.data.splitters.lines import split_gsm8k, split_lines, split_paragraphs
 from espalier.data.splitters.mathematics import split_math
 from espalier.data.splitters.probability import cut_points_by_probability, is_cut_point
 from espalier.data.splitters.react import (
@@ -48,6 +49,7 @@ __all__ = [
     "split_gsm8k",
     "split_lines",
     "split_math",
+    "split_paragraphs",
     "split_react",
     "split_sentences",
     "split_sub_questions",
@@ -56,6 +58,7 @@ __all__ = [
 
 SPLITTERS: dict[str, StepSplitter] = {
     "lines": split_lines,
+    "paragraphs": split_paragraphs,
     "gsm8k": split_gsm8k,
     "math": split_math,
     "react": split_react,

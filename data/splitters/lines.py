@@ -1,11 +1,13 @@
-"""Steps that are lines, in two conventions of where the newline goes and what a blank line is."""
+"""Steps that are lines, in two conventions of where the newline goes and what a blank line is; or paragraphs."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import pairwise
 
 # The first character of every line that is not blank (`.` stops at a newline alone, as `^` does).
 _LINE_WITH_TEXT = re.compile(r"^[^\S\n]*\S", re.MULTILINE)
+_AFTER_BLANK = re.compile(r"\n[^\S\n]*\n")
 _TEXT = re.compile(r"\S")
 _NEWLINE = re.compile(r"\r?\n")
 _ANSWER = re.compile(r"\s*####(?!#)")
@@ -40,6 +42,17 @@ def split_lines(response: str) -> list[str]:
     `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
     """
     return pieces(response, line_starts(response)[1:])
+
+
+def split_paragraphs(response: str) -> list[str]:
+    """Return one step a paragraph, the blank lines behind it included; leading ones belong to the first.
+
+    `"".join(split_paragraphs(r)) == r`, and a response that is not empty has at least one step.
+    """
+    starts = line_starts(response)
+    behind = (blank.end() for blank in _AFTER_BLANK.finditer(response))
+    places = (bisect_left(starts, end) for end in behind)
+    return pieces(response, (starts[place] for place in places if 0 < place < len(starts)))
 
 
 def split_gsm8k(response: str) -> list[str]:

@@ -33,6 +33,9 @@ def engine_form(path: str, row: PublishedPRM, tokenizer: Any) -> EngineForm:
     if is_log_ratio_reward(path):
         raise BadModel(f"{path} scores by the log-ratio of two policies and has no head that an engine reads: leave "
                        "client out, transformers scores it")  # fmt: skip
+    if isinstance(row.read, TokenShare) and row.read.of_all:
+        raise BadModel("engines give the numbers of two tokens, and stage.deviations.of_all reads the whole "
+                       "vocabulary: leave client out, transformers scores it")  # fmt: skip
     if row.network == CAUSAL and isinstance(row.read, TokenShare):
         tokens = tokenizer.convert_ids_to_tokens([only_id(tokenizer, one) for one in (row.read.bad, row.read.good)])
         head = {"classifier_from_token": tokens, "method": "no_post_processing"}

@@ -93,6 +93,11 @@ def numbered(steps: Sequence[str]) -> list[str]:
     ]
 
 
+def _opening(system: str) -> list[dict[str, str]]:
+    """Return a system turn, none of an empty text."""
+    return [{"role": "system", "content": system}] if system else []
+
+
 @dataclass(frozen=True)
 class ChatTagged:
     """One chat turn of the solution, a special token behind every step. `system`: the first turn, "" for none."""
@@ -102,8 +107,7 @@ class ChatTagged:
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        turns.append({"role": "user", "content": question})
+        turns = [*_opening(self.system), {"role": "user", "content": question}]
         turns.append({"role": "assistant", "content": "".join(step.strip() + self.tag for step in steps)})
         ids = list(tokenizer(write_chat(tokenizer, turns, asks=False), add_special_tokens=False).input_ids)
         return Reading(ids, places_of(ids, only_id(tokenizer, self.tag), steps, repr(self.tag)))
@@ -112,32 +116,37 @@ class ChatTagged:
 @dataclass(frozen=True)
 class ChatWhole:
     """One chat turn of the solution, an empty line between its steps; every step is read at the last token of the row:
-    an outcome reward model, which says one thing of the whole."""
+    an outcome reward model, which says one thing of the whole. `system`: the first turn, "" for none."""
 
     between: str = "\n\n"
+    system: str = ""
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
         solution = self.between.join(step.strip() for step in steps)
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]
+        turns = [*_opening(self.system), {"role": "user", "content": question}]
+        turns.append({"role": "assistant", "content": solution})
         ids = _written(tokenizer, turns, asks=False)
         return Reading(ids, [len(ids) - 1] * len(steps))
 
 
 @dataclass(frozen=True)
 class ChatTurns:
-    """A turn of the user for every step (the first behind the question), answered by `answer`; the token before each
-    answer is read. All turns in one row: every part of the talk must be written as the beginning of the whole."""
+    """A turn of the user for every step (the first behind the question and `after_question`), answered by `answer`; the
+    token before each answer is read. All turns in one row: every part of the talk must be written as the beginning of
+    the whole. `system`: the first turn, "" for none."""
 
     answer: str = "+"
+    after_question: str = " "
+    system: str = ""
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
-        turns: list[dict[str, str]] = []
+        turns = _opening(self.system)
         written: list[list[int]] = []
         asked: list[list[int]] = []
         for number, step in enumerate(steps):
-            said = step.strip() if number else f"{question} {step.strip()}"
+            said = step.strip() if number else f"{question}{self.after_question}{step.strip()}"
             turns.append({"role": "user", "content": said})
             asked.append(_written(tokenizer, turns, asks=True))
             turns.append({"role": "assistant", "content": self.answer})
@@ -237,13 +246,14 @@ class Document:
 @dataclass(frozen=True)
 class ChatSteps:
     """One chat turn of numbered steps, an empty line between them; a step ends with its last token, the last one with
-    the row. For models that score by what all tokens of a step say."""
+    the row. For models that score by what all tokens of a step say. `system`: the first turn, "" for none."""
 
     after: str = "\n\n"
+    system: str = ""
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
-        asked = write_chat(tokenizer, [{"role": "user", "content": question}])
+        asked = write_chat(tokenizer, [*_opening(self.system), {"role": "user", "content": question}])
         start = len(tokenizer(asked, add_special_tokens=False).input_ids)
         text, ends = asked, []
         for number, step in enumerate(numbered([step.strip() for step in steps])):

@@ -22,13 +22,17 @@ class Read(Protocol):
 
 @dataclass(frozen=True)
 class TokenShare:
-    """Of a causal LM: the share of `good` in the softmax over two tokens."""
+    """Of a causal LM: the share of `good` in the softmax over two tokens; `of_all`: over the whole vocabulary, as some
+    evaluators read it."""
 
     good: str
     bad: str
+    of_all: bool = False
 
     def scores(self, logits: torch.Tensor, tokenizer: Any) -> torch.Tensor:
         """See `Read`."""
+        if self.of_all:
+            return torch.softmax(logits, dim=-1)[:, only_id(tokenizer, self.good)]
         return torch.sigmoid(logits[:, only_id(tokenizer, self.good)] - logits[:, only_id(tokenizer, self.bad)])
 
 

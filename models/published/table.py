@@ -6,9 +6,11 @@ otherwise, this is the way of its authors.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
+from espalier.data.records import BadInput
 from espalier.models.published.layouts import (
     ChatSteps,
     ChatTagged,
@@ -105,3 +107,23 @@ _ROWS = {
     ),
 }
 PUBLISHED: Mapping[str, PublishedPRM] = MappingProxyType(_ROWS)
+
+
+def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
+    """Return a row with other values of what its layout and its read are made of, by their names (`models.published`:
+    `layouts`, `reads`); `\\n` in a text is a newline, which nobody can type on a command line. Raises BadInput on a
+    name that they do not have, and on a value of another type."""
+    parts: dict[str, dict[str, Any]] = {"layout": {}, "read": {}}
+    known = {name: (part, value) for part in parts for name, value in vars(getattr(row, part)).items()}
+    for name, value in deviations.items():
+        if name not in known:
+            raise BadInput(f"stage.deviations.{name}: this layout is made of {', '.join(known) or 'nothing'}: name one "
+                           "of these")  # fmt: skip
+        part, before = known[name]
+        is_list = isinstance(before, tuple)
+        kinds = (list | tuple) if is_list else type(before)
+        if not isinstance(value, kinds) or (is_list and not all(type(one) in (int, float) for one in value)):
+            raise BadInput(f"stage.deviations.{name} must be of the kind of {before!r}, got {value!r}")
+        text = value.replace("\\n", "\n") if isinstance(value, str) else value
+        parts[part][name] = tuple(map(float, value)) if is_list else text
+    return replace(row, layout=replace(row.layout, **parts["layout"]), read=replace(row.read, **parts["read"]))  # type: ignore[type-var]

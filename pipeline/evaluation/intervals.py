@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 Interval = dict[str, float]  # {"mean", "low", "high", "n"}
+Numbers = Sequence[float] | np.ndarray
 
 CELLS = 200_000  # draws times problems at a time: what bounds the memory
 
@@ -33,7 +34,9 @@ def _bootstrap(table: np.ndarray, seed: int, draws: int) -> tuple[np.ndarray, np
     return low, high
 
 
-def intervals(rows: Mapping[str, Sequence[float]], seed: int = 0, draws: int = 10_000) -> dict[str, Interval]:
+def intervals(
+    rows: Mapping[str, Sequence[float] | np.ndarray], seed: int = 0, draws: int = 10_000
+) -> dict[str, Interval]:
     """Name → `{"mean", "low", "high", "n"}`, rounded to five decimals; every row holds one value a problem.
 
     Raises ValueError where rows are empty or of unequal lengths.
@@ -98,6 +101,6 @@ def mean_over_problems(problems: Sequence[str] | np.ndarray, values: np.ndarray)
     return resampled(problems, mean)
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Numbers) -> Interval:
     """Return `{"mean", "low", "high", "n"}` of one metric."""
     return intervals({"": values})[""]

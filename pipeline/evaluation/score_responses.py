@@ -8,6 +8,9 @@
   score is its share of the verdicts, a tie half for each, so that a judge who goes by the place is a tie.
 
 A model that was trained on rows of the file is refused (`data.seen_responses`): its accuracy would be memory.
+
+Rows are read one by one; their token ids and scores lie on disk (`response_rows`), so that memory does not grow with
+them, and batches are those of all rows at once.
 """
 
 import logging
@@ -16,25 +19,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.jsonl import read_records
 from espalier.data.judgements import PairJudgement
 from espalier.data.prompts import encode_text
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput
-from espalier.data.seen_responses import read_training_responses, seen_rows
+from espalier.data.row_index import ProblemRows, hash_of
+from espalier.data.seen_responses import is_seen, read_training_responses
 from espalier.data.steps import StepTokens
 from espalier.data.token_text import encode_response
+from espalier.pipeline.evaluation.response_rows import ResponseRows
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 AGGREGATES = ("sum", "average")
+_WORTH = {"first": 1.0, "tie": 0.5, "second": 0.0}
+_ROWS, _JUDGEMENTS = range(2)  # files of the index
 
 
 def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[StepTokens]:
     """Return the tokens of a row's prompt with each of its responses, chosen ones first, and the end token. `is_chat`:
-    prompt and response are turns in the tokenizer's own chat template. Raises BadInput where there is none."""
-    if is_chat and not tokenizer.chat_template:
-        raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to false")
+    prompt and response are turns in the tokenizer's own chat template."""
     messages = [{"role": "user", "content": row.prompt}]
     text = (
         tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if is_chat else row.prompt
@@ -48,36 +52,78 @@ def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[Step
     return found
 
 
-def judged_scores(rows: Sequence[RankedResponses], judgements: Sequence[PairJudgement]) -> Iterator[ResponseScores]:
-    """Return the shares of verdicts for each side; no scores where no verdict of one of the orders can be read. Raises
-    BadInput on a row with more than two responses, and without judgements in both orders."""
-    answers: dict[str, dict[str, list[str | None]]] = defaultdict(lambda: defaultdict(list))
-    for row in judgements:
-        answers[row.pair_id][row.order].append(row.answer)
-    worth = {"first": 1.0, "tie": 0.5, "second": 0.0}
-    for ranked in rows:
-        if len(ranked.chosen) != 1 or len(ranked.rejected) != 1:
-            raise BadInput(f"'{ranked.id}' has more than two responses: a judge of pairs cannot score it")
-        if len(answers[ranked.id]) < 2:
-            raise BadInput(f"'{ranked.id}' has no judgements in both orders: judge these rows")
-        means = []
-        for votes in answers[ranked.id].values():
-            read = [worth[vote] for vote in votes if vote is not None]
-            means += [sum(read) / len(read)] if read else []
-        share = sum(means) / 2 if len(means) == 2 else None
-        sides = ([], []) if share is None else ([share], [1 - share])
-        yield ResponseScores(ranked.id, ranked.subset, *sides)
+def judged_scores(row: RankedResponses, judgements: Sequence[PairJudgement]) -> ResponseScores:
+    """Return the shares of a row's verdicts for each side; no scores where no verdict of one of the orders can be read.
+    Raises BadInput on a row with more than two responses, and without judgements in both orders."""
+    if len(row.chosen) != 1 or len(row.rejected) != 1:
+        raise BadInput(f"'{row.id}' has more than two responses: a judge of pairs cannot score it")
+    answers: dict[str, list[str | None]] = defaultdict(list)
+    for judgement in judgements:
+        answers[judgement.order].append(judgement.answer)
+    if len(answers) < 2:
+        raise BadInput(f"'{row.id}' has no judgements in both orders: judge these rows")
+    means = []
+    for votes in answers.values():
+        read = [_WORTH[vote] for vote in votes if vote is not None]
+        means += [sum(read) / len(read)] if read else []
+    share = sum(means) / 2 if len(means) == 2 else None
+    sides = ([], []) if share is None else ([share], [1 - share])
+    return ResponseScores(row.id, row.subset, *sides)
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """Networks that score rows of tokens: one with a head, or one or two policies."""
+
+    networks: Sequence[Any]
+    has_head: bool
+    is_average: bool
+    batch_tokens: int
+
+    def is_packed(self, longest: StepTokens) -> bool:
+        """Say whether rows of which this is the longest are packed. Raises BadInput where it is refused."""
+        from espalier.models.packing_check import packing_of
+
+        try:
+            choices = [packing_of(network).choice_for(len(longest.prompt_ids) + len(longest.response_ids))
+                       for network in self.networks]  # fmt: skip
+        except BadInput as error:
+            raise BadInput(f"{longest.name}: {error}") from None
+        return self.has_head and choices == ["packed"]
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the score of each row."""
+        return self._head_scores(rows) if self.has_head else self._ratios(rows)
+
+    def _ratios(self, rows: Sequence[StepTokens]) -> list[float]:
+        from espalier.models.sampled_logprobs import sampled_logprobs
+
+        logprobs = [sampled_logprobs(network, rows, self.batch_tokens) for network in self.networks]
+        sums = [[sum(line) for line in each] for each in logprobs]
+        ratios = [own - base for own, base in zip(*sums, strict=True)] if len(sums) == 2 else sums[0]
+        lengths = [len(row.response_ids) if self.is_average else 1 for row in rows]
+        return [round(ratio / length, 6) for ratio, length in zip(ratios, lengths, strict=True)]
+
+    def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the logits at the last tokens, or the expected shares of a model with classes."""
+        from espalier.models.scalar_head import scores_from_logits
+        from espalier.rewards.outcome_model import last_logits
+
+        ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
+        reads = last_logits(self.networks[0], ids, self.batch_tokens)
+        return [round(float(read if read.numel() == 1 else scores_from_logits(read)), 6) for read in reads]
 
 
 @dataclass(frozen=True)
 class ScoreResponses:
-    """`model` or `judgements`, one of them. `batch_tokens` bounds the tokens of one forward pass."""
+    """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
+    template; null: where it has one. `batch_tokens` bounds the tokens of one forward pass."""
 
     model: str = ""
     reference: str = ""
     is_reference_free: bool = False
     aggregate: str = "sum"
-    is_chat: bool = False
+    is_chat: bool | None = None
     judgements: str = ""
     batch_tokens: int = 16384
 
@@ -93,67 +139,84 @@ class ScoreResponses:
         """Return the judgements."""
         return [self.judgements] if self.judgements else []
 
-    def run(self, input_path: str, context: StageContext) -> list[ResponseScores]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         """Return one row of scores a row, in order. Raises BadInput where the model was trained on rows of the file."""
-        rows = read_records(RankedResponses, input_path)
-        if self.judgements:
-            scores = list(judged_scores(rows, read_records(PairJudgement, self.judgements)))
-            context.counts["without_verdict"] = sum(not row.chosen for row in scores)
-            return scores
-        self._check_seen(rows, input_path, context)
-        from espalier.models.load import load_tokenizer
+        with ProblemRows(context.output) as rows:
+            rows.add(RankedResponses, input_path, group="id")
+            if self.judgements:
+                rows.add(PairJudgement, self.judgements, group="pair_id")
+                yield from _judged(rows, context)
+            else:
+                self._check_seen(rows, input_path, context)
+                yield from self._scored(rows, context)
 
-        tokenizer = load_tokenizer(self.model)
-        encoded = [encode_row(tokenizer, row, self.is_chat) for row in rows]
-        values = iter(self._values([each for row in encoded for each in row], context))
-        return [
-            ResponseScores(row.id, row.subset, [next(values) for _ in row.chosen], [next(values) for _ in row.rejected])
-            for row in rows
-        ]
-
-    def _check_seen(self, rows: Sequence[RankedResponses], path: str, context: StageContext) -> None:
+    def _check_seen(self, rows: ProblemRows, path: str, context: StageContext) -> None:
         hashes = read_training_responses(self.model)
         if hashes is None:
             context.counts["training_responses"] = "not known"
             log.warning("%s does not say which responses it was trained on: that none is of %s is taken on trust",
                         self.model, path)  # fmt: skip
             return
-        if seen := seen_rows(rows, hashes):
-            raise BadInput(f"{self.model} was trained on {len(seen)} of {len(rows)} rows of {path} ('{seen[0]}' is the "
+        num_seen, num_rows, first = 0, 0, ""
+        for row in rows.in_order(_ROWS):
+            num_rows += 1
+            if is_seen(row, hashes):
+                num_seen, first = num_seen + 1, first or row.id
+        if num_seen:
+            raise BadInput(f"{self.model} was trained on {num_seen} of {num_rows} rows of {path} ('{first}' is the "
                            "first): its scores of them say nothing: train it without them")  # fmt: skip
         context.counts["seen_rows"] = 0
 
-    def _values(self, rows: Sequence[StepTokens], context: StageContext) -> list[float]:
-        """Return the score of each row of tokens."""
+    def _scored(self, rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
+        from espalier.models.load import load_tokenizer
+
+        tokenizer = load_tokenizer(self.model)
+        is_chat = bool(tokenizer.chat_template) if self.is_chat is None else self.is_chat
+        if is_chat and not tokenizer.chat_template:
+            raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to "
+                           "false")  # fmt: skip
+        context.counts["layout"] = "whole, in its chat template" if is_chat else "whole, as plain text"
+        log.info("%s reads responses %s", self.model, context.counts["layout"])
+        scorer = self._load()
+        with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
+            for row in rows.in_order(_ROWS):
+                for each in encode_row(tokenizer, row, is_chat):
+                    tokens.add(each)
+            if longest := tokens.longest:
+                tokens.score(scorer.is_packed(longest), self.batch_tokens, scorer)
+            values = iter(tokens)
+            for row in rows.in_order(_ROWS):
+                sides = [[next(values) for _ in side] for side in (row.chosen, row.rejected)]
+                yield ResponseScores(row.id, row.subset, *sides)
+
+    def _load(self) -> _Scorer:
         from espalier.models.load import is_reward_model, load_policy
         from espalier.models.log_ratio_reward import is_log_ratio_reward, load_log_ratio_reward
-        from espalier.models.sampled_logprobs import sampled_logprobs
+        from espalier.models.scalar_head import load_process_reward
         from espalier.runtime.distributed import device
 
+        has_head = False
         if is_log_ratio_reward(self.model):
             both = load_log_ratio_reward(self.model)
             networks = [both.policy, both.reference]
-        elif is_reward_model(self.model):
+        elif has_head := is_reward_model(self.model):
             if self.reference or self.is_reference_free:
                 raise BadInput(f"{self.model} is a reward model with a head: leave out stage.reference and "
                                "stage.is_reference_free")  # fmt: skip
-            return self._head_scores(rows)
+            networks = [load_process_reward(self.model)]
         elif not self.reference and not self.is_reference_free:
             raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
         else:
             networks = [load_policy(path) for path in (self.model, self.reference) if path]
-        logprobs = [sampled_logprobs(network.to(device()), rows, self.batch_tokens) for network in networks]
-        sums = [[sum(line) for line in each] for each in logprobs]
-        ratios = [own - base for own, base in zip(*sums, strict=True)] if len(sums) == 2 else sums[0]
-        lengths = [len(row.response_ids) if self.aggregate == "average" else 1 for row in rows]
-        return [round(ratio / length, 6) for ratio, length in zip(ratios, lengths, strict=True)]
+        placed = [network.to(device()) for network in networks]
+        return _Scorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
 
-    def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
-        """Return the logits at the last tokens, or the expected shares of a model with classes."""
-        from espalier.models.scalar_head import load_process_reward, scores_from_logits
-        from espalier.rewards.outcome_model import last_logits
-        from espalier.runtime.distributed import device
 
-        model = load_process_reward(self.model).to(device())
-        reads = last_logits(model, [[*row.prompt_ids, *row.response_ids] for row in rows], self.batch_tokens)
-        return [round(float(read if read.numel() == 1 else scores_from_logits(read)), 6) for read in reads]
+def _judged(rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
+    num_without = 0
+    for row in rows.in_order(_ROWS):
+        own = [one for one in rows.rows(_JUDGEMENTS, hash_of(row.id)) if one.pair_id == row.id]
+        found = judged_scores(row, own)
+        num_without += not found.chosen
+        yield found
+    context.counts["without_verdict"] = num_without

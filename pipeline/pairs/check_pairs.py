@@ -104,7 +104,7 @@ class CheckPairs:
                 evidence.add(pair, *sides)
                 if self.scores:
                     agreement.add(*sides)
-        order = np.fromiter(rows.problems_by_id(_by_name), dtype=np.int64)
+        order = np.fromiter(rows.problems_by_id(), dtype=np.int64)
         document = evidence.figures(value_prior(rows), order)
         document["pairs"] = num_pairs
         document["score_agreement"] = agreement.figure(order) if self.scores else None
@@ -120,7 +120,7 @@ def value_prior(rows: ProblemRows) -> ValuePrior | None:
     differ beyond noise."""
 
     def read() -> Iterator[list[CountedState]]:
-        for problem in rows.problems_by_id(_by_name):
+        for problem in rows.problems_by_id():
             states, _ = counted_states(rows.rows(_VALUES, problem))
             if states:
                 yield states
@@ -130,10 +130,6 @@ def value_prior(rows: ProblemRows) -> ValuePrior | None:
         return None
     figures = sums.figures(sums.table.sum(axis=0))
     return fit_prior(float(figures["mean_value"]), float(np.nan_to_num(figures["value_variance"])))
-
-
-def _by_name(problem_id: str) -> bytes:
-    return problem_id.encode("utf-8", "surrogatepass")
 
 
 def pair_verdict(document: Mapping[str, Any], largest_wrong_share: float) -> str:

@@ -15,19 +15,24 @@ figures are those of all other problems. What is left out is counted.
 
 Beside the first two stand the figures of a score that knows nothing but a step's index (`pipeline.prm.index_baseline`),
 counted on that share of the problems, and how far scores separate right from wrong steps at all.
+
+Solutions are read one by one and their scores looked up (`data.row_index`). Thresholds, AUCs and draws of problems need
+all numbers at once: score and label of each step are kept, some 100 bytes per step at most while a figure is computed,
+50 per solution, and the counts of each problem by group; no text.
 """
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from espalier.data.examples.token_examples import is_held_out
-from espalier.data.jsonl import read_records
 from espalier.data.records import AnnotatedSolution, BadInput, StepScores
+from espalier.data.row_index import ProblemRows
 from espalier.pipeline.evaluation.evaluation_table import make_row, make_table
 from espalier.pipeline.evaluation.intervals import Interval
 from espalier.pipeline.prm.index_baseline import (
@@ -38,6 +43,7 @@ from espalier.pipeline.prm.index_baseline import (
     separation,
     shares_by_index,
 )
+from espalier.pipeline.prm.judged_scores import ORIGINAL, JudgedScores, Taken, gaps_to_originals
 from espalier.pipeline.prm.step_score_metrics import (
     FIRST_ERROR_FORMULA,
     STEP_FORMULA,
@@ -56,29 +62,7 @@ from espalier.rewards.aggregate import aggregate, check_aggregate
 
 log = logging.getLogger("stage")
 
-ORIGINAL = "original"
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A judged solution and the score of each of its steps."""
-
-    row: AnnotatedSolution
-    scores: list[float]
-
-    @property
-    def group(self) -> str:
-        """What figures are broken down by; the originals that others were made from are a group of their own."""
-        return str(self.row.info.get("group", ""))
-
-    @property
-    def is_original(self) -> bool:
-        """Whether other solutions were made from it."""
-        return self.group == ORIGINAL
-
-    def share_passed(self, threshold: float) -> float:
-        """Return the share of its steps called right."""
-        return sum(score >= threshold for score in self.scores) / len(self.scores)
+_ROWS, _SCORES = range(2)  # files of the index
 
 
 @dataclass(frozen=True)
@@ -102,23 +86,27 @@ class EvaluatePRMBenchmarks:
         "table"}`; a section that no row serves is null. Raises BadInput where scores do not fit, or nothing can be
         evaluated."""
         self._check()
-        rows = read_records(AnnotatedSolution, input_path)
-        scored, left_out, num_unused = self._join(rows, input_path)
+        with ProblemRows(context.output) as rows:
+            num_rows = rows.add(AnnotatedSolution, input_path)
+            num_scores = rows.add(StepScores, self.scores, finds_ids=True)
+            scored, left_out, num_used = self._join(rows, input_path)
+            _check_sides(rows, scored)
+            problem_places, num_problems = _problem_places(rows, scored), rows.num_problems(_ROWS)
         sections = {
             "first_error": self._first_errors(scored, left_out),
             "steps": self._steps(scored, left_out),
             "pairs": self._pairs(scored, left_out),
         }
         if not any(sections.values()):
-            raise BadInput(f"{input_path}: nothing to evaluate: of {len(rows)} rows are left out: "
+            raise BadInput(f"{input_path}: nothing to evaluate: of {num_rows} rows are left out: "
                            + ", ".join(f"{count} ({reason})" for reason, count in left_out.items()))  # fmt: skip
         index = self._index_baseline(scored, sections)
-        own = [s for s in scored if not s.is_original]
-        separated = separation([s.row for s in own], [s.scores for s in own])
+        own = ~scored.is_original
+        separated = separation(problem_places[own].tolist(), scored.part(own))
         figures = _flat(sections) | {f"index alone: {name}": figure for name, figure in _flat(index).items()}
         figures |= {f"steps {name}": figure for name, figure in (separated or {}).items() if isinstance(figure, dict)}
         table = make_table([make_row(name, figure) for name, figure in figures.items()])
-        context.counts.update({"labelled": len(rows), "scores_not_used": num_unused})
+        context.counts.update({"labelled": num_rows, "scores_not_used": num_scores - num_used})
         context.counts.update({f"left out ({reason})": count for reason, count in left_out.items() if count})
         log.info("%s\n%s", context.output, table["plain"])
         return {
@@ -126,8 +114,8 @@ class EvaluatePRMBenchmarks:
             "index": index,
             "separation": separated,
             "left_out": {reason: count for reason, count in left_out.items() if count},
-            "num_rows": len(rows),
-            "num_problems": len({row.problem_id for row in rows}),
+            "num_rows": num_rows,
+            "num_problems": num_problems,
             "table": table,
         }
 
@@ -141,56 +129,57 @@ class EvaluatePRMBenchmarks:
         for how in self.aggregates:
             check_aggregate(how)
 
-    def _join(self, rows: Sequence[AnnotatedSolution], path: str) -> tuple[list[Scored], Counter[str], int]:
-        scores = {row.id: row.scores for row in read_records(StepScores, self.scores)}
+    def _join(self, rows: ProblemRows, path: str) -> tuple[JudgedScores, Counter[str], int]:
+        """Return the solutions with their scores, how many are left out why, and how many scores are of a solution."""
         left_out: Counter[str] = Counter()
-        scored: list[Scored] = []
-        for row in rows:
+        scored, num_used = Taken(self.tune_share), 0
+        row: AnnotatedSolution
+        for place, row in enumerate(rows.in_order(_ROWS)):
             if len(row.labels) != len(row.steps) or not -1 <= (row.first_error or 0) < max(len(row.steps), 1):
                 raise BadInput(f"{path}: '{row.id}' has {len(row.steps)} steps, {len(row.labels)} labels and the first "
                                f"error {row.first_error}: import it again")  # fmt: skip
+            found: StepScores | None = rows.by_id(_SCORES, row.id)
+            num_used += found is not None
             if not row.steps:
                 left_out["no step"] += 1
-                continue
-            steps = scores.get(row.id)
-            if steps == []:
+            elif found is not None and not found.scores:
                 left_out["no score was given"] += 1
-                continue
-            if steps is None or len(steps) != len(row.steps):
-                numbers = f"{len(steps or [])} scores and {len(row.steps)} steps"
-                raise BadInput(f"{self.scores}: '{row.id}' has {numbers}: score these solutions")
-            if not all(0 <= score <= 1 for score in steps):
-                raise BadInput(f"{self.scores}: '{row.id}' has a score outside [0, 1]: "
-                               f"{next(score for score in steps if not 0 <= score <= 1)}")  # fmt: skip
-            if self.skip_defects and "defect" in row.info:
-                left_out["published judgement contradicts itself"] += 1
-                continue
-            scored.append(Scored(row, steps))
-        return scored, left_out, len(scores.keys() - {row.id for row in rows})
+            else:
+                self._check_scores(row, found.scores if found else [])
+                if self.skip_defects and "defect" in row.info:
+                    left_out["published judgement contradicts itself"] += 1
+                    continue
+                scored.add(place, row, found.scores if found else [])
+        return scored.all(), left_out, num_used
 
-    def _index_baseline(self, scored: Sequence[Scored], sections: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_scores(self, row: AnnotatedSolution, scores: Sequence[float]) -> None:
+        if len(scores) != len(row.steps):
+            raise BadInput(f"{self.scores}: '{row.id}' has {len(scores)} scores and {len(row.steps)} steps: score "
+                           "these solutions")  # fmt: skip
+        if not all(0 <= score <= 1 for score in scores):
+            raise BadInput(f"{self.scores}: '{row.id}' has a score outside [0, 1]: "
+                           f"{next(score for score in scores if not 0 <= score <= 1)}")  # fmt: skip
+
+    def _index_baseline(self, scored: JudgedScores, sections: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the sections of first errors and of steps that there are, for scores by the index alone,
         counted where thresholds are chosen."""
         chosen = replace(self, threshold=None)
 
-        def by_index(truth: Truth) -> list[Scored]:
-            shares = shares_by_index([s.row for s in chosen._split(scored)[0]], truth)
-            return [Scored(s.row, scores_by_index(len(s.row.steps), shares)) for s in scored]
+        def by_index(truth: Truth) -> JudgedScores:
+            shares = shares_by_index(chosen._split(scored)[0], truth)
+            return replace(scored, scores=scores_by_index(scored.indices, shares))
 
         first = chosen._first_errors(by_index(is_right_so_far), Counter()) if sections["first_error"] else None
         steps = chosen._steps(by_index(is_right_step), Counter()) if sections["steps"] else None
         return {"first_error": first, "steps": steps}
 
-    def _split(self, scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
+    def _split(self, scored: JudgedScores) -> tuple[JudgedScores, JudgedScores]:
         """Return (to choose the threshold on, to report)."""
         if self.threshold is not None:
-            return [], list(scored)
-        tuning = [s for s in scored if is_held_out(s.row.problem_id, self.tune_share)]
-        return tuning, [s for s in scored if not is_held_out(s.row.problem_id, self.tune_share)]
+            return scored.part(np.zeros(len(scored), dtype=bool)), scored
+        return scored.part(scored.is_tuning), scored.part(~scored.is_tuning)
 
-    def _choose(
-        self, section: str, tuned: tuple[float, float] | None, tuning: Sequence[Scored]
-    ) -> dict[str, Any] | None:
+    def _choose(self, section: str, tuned: tuple[float, float] | None, tuning: JudgedScores) -> dict[str, Any] | None:
         """Return the threshold and where it comes from; None, with a warning, where it cannot be chosen."""
         if self.threshold is not None:
             return {"threshold": self.threshold, "tuning": None}
@@ -199,102 +188,124 @@ class EvaluatePRMBenchmarks:
             log.warning("%s: no threshold can be chosen: the %d rows of the tuning share lack solutions with or "
                         "without an error: %s", section, len(tuning), remedy)  # fmt: skip
             return None
-        problems = len({s.row.problem_id for s in tuning})
         figure = self.tune_for if section == "first_error" else "prm_score"
         origin = {
             "share": self.tune_share,
-            "num_problems": problems,
+            "num_problems": len(np.unique(tuning.problems)),
             "num_rows": len(tuning),
             figure: round(tuned[1], 5),
         }
         return {"threshold": tuned[0], "tuning": origin}
 
-    def _first_errors(self, scored: Sequence[Scored], left_out: Counter[str]) -> dict[str, Any] | None:
-        known = [s for s in scored if s.row.first_error is not None]
+    def _first_errors(self, scored: JudgedScores, left_out: Counter[str]) -> dict[str, Any] | None:
+        known = scored.part(scored.is_first_error_known)
         left_out["first error not known"] += len(scored) - len(known)
         tuning, reported = self._split(known)
-        tuned = tune_first_error([s.scores for s in tuning], [_first(s) for s in tuning], self.tune_for)
-        chosen = self._choose("first_error", tuned, tuning) if known else None
-        if chosen is None or not reported:
+        tuned = tune_first_error((row.scores for row in tuning), tuning.first_errors.tolist(), self.tune_for)
+        chosen = self._choose("first_error", tuned, tuning) if len(known) else None
+        if chosen is None or not len(reported):
             return None
-        counts = [first_error_counts(s.scores, _first(s), chosen["threshold"]) for s in reported]
+        counts = array("d")
+        for row, first in zip(reported, reported.first_errors.tolist(), strict=True):
+            counts.extend(first_error_counts(row.scores, first, chosen["threshold"]))
         return {
             **chosen,
             "formula": FIRST_ERROR_FORMULA,
             "num_rows": len(reported),
-            "num_with_error": sum(_first(s) >= 0 for s in reported),
-            "num_without_error": sum(_first(s) < 0 for s in reported),
-            **_breakdown(reported, counts, first_error_figures, "f1", has_originals=True),
+            "num_with_error": int(np.sum(reported.first_errors >= 0)),
+            "num_without_error": int(np.sum(reported.first_errors < 0)),
+            **_breakdown(reported, _per_row(reported, counts), first_error_figures, "f1", has_originals=True),
         }
 
-    def _steps(self, scored: Sequence[Scored], left_out: Counter[str]) -> dict[str, Any] | None:
-        judged = [s for s in scored if any(label is not None for label in s.row.labels)]
+    def _steps(self, scored: JudgedScores, left_out: Counter[str]) -> dict[str, Any] | None:
+        judged = scored.part(scored.is_judged)
         left_out["no judged step"] += len(scored) - len(judged)
         tuning, reported = self._split(judged)
-        own = [s for s in tuning if not s.is_original]
-        chosen = self._choose("steps", tune_steps([s.scores for s in own], [s.row.labels for s in own]), own)
-        if chosen is None or not any(not s.is_original for s in reported):
+        own = tuning.part(~tuning.is_original)
+        tuned = tune_steps((row.scores for row in own), (row.labels for row in own))
+        chosen = self._choose("steps", tuned, own) if len(judged) else None
+        others = reported.part(~reported.is_original)
+        if chosen is None or not len(others):
             return None
-        threshold = chosen["threshold"]
-        originals = {s.row.info["pair"]: s for s in reported if s.is_original and "pair" in s.row.info}
-        counts = []
-        for s in reported:
-            original = None if s.is_original else originals.get(s.row.info.get("pair"))
-            gap = 0.0 if original is None else abs(s.share_passed(threshold) - original.share_passed(threshold))
-            counts.append([*step_counts(s.scores, s.row.labels, threshold), gap, float(original is not None)])
+        counts, shares = array("d"), array("d")
+        for row in reported:
+            counts.extend(step_counts(row.scores, row.labels, chosen["threshold"]))
+            shares.append(row.share_passed(chosen["threshold"]))
+        gaps = gaps_to_originals(reported, np.asarray(shares))
         return {
             **chosen,
             "formula": STEP_FORMULA,
-            "num_rows": sum(not s.is_original for s in reported),
-            "num_steps": sum(len(s.scores) - s.row.labels.count(None) for s in reported if not s.is_original),
-            **_breakdown(reported, counts, step_figures, "prm_score"),
+            "num_rows": len(others),
+            "num_steps": int(np.sum(~np.isnan(others.labels))),
+            **_breakdown(reported, np.hstack([_per_row(reported, counts), gaps]), step_figures, "prm_score"),
         }
 
-    def _pairs(self, scored: Sequence[Scored], left_out: Counter[str]) -> dict[str, Any] | None:
-        sides: dict[Any, dict[bool, Scored]] = {}
-        for s in scored:
-            if "pair" in s.row.info:
-                side, is_chosen = sides.setdefault(s.row.info["pair"], {}), bool(s.row.info.get("is_chosen", False))
-                if is_chosen in side:
-                    raise BadInput(f"'{s.row.id}': two solutions of the pair '{s.row.info['pair']}' are on one side")
-                side[is_chosen] = s
-        pairs = [side for side in sides.values() if len(side) == 2]
-        left_out["of a pair, the other is missing"] += len(sides) - len(pairs)
-        if not pairs:
+    def _pairs(self, scored: JudgedScores, left_out: Counter[str]) -> dict[str, Any] | None:
+        sides = scored.part(scored.sides >= 0)
+        pairs, first, number = np.unique(sides.pairs, return_index=True, return_inverse=True)
+        both = np.full((len(pairs), 2), -1)
+        both[number, sides.sides] = np.arange(len(sides))
+        whole = both.min(axis=1) >= 0
+        left_out["of a pair, the other is missing"] += int(np.sum(~whole))
+        if not whole.any():
             return None
-        figures: dict[str, Any] = {"num_pairs": len(pairs)}
+        order = np.argsort(first)  # as the pairs come
+        rejected, chosen = both[order][whole[order]].T
+        figures: dict[str, Any] = {"num_pairs": len(chosen)}
         for how in self.aggregates:
-            gaps = [aggregate(pair[True].scores, how) - aggregate(pair[False].scores, how) for pair in pairs]
-            counts = [[0.5 + 0.5 * np.sign(gap), 1.0] for gap in gaps]
-            figures[how] = _breakdown([pair[False] for pair in pairs], counts, pair_figures, "pair_accuracy")
+            values = np.fromiter((aggregate(row.scores, how) for row in sides), dtype=np.float64)
+            counts = 0.5 + 0.5 * np.sign(values[chosen] - values[rejected])
+            counts = np.stack([counts, np.ones(len(counts))], axis=1)
+            figures[how] = _breakdown(sides, counts, pair_figures, "pair_accuracy", rows=rejected)
         return figures
 
 
-def _first(scored: Scored) -> int:
-    first = scored.row.first_error
-    assert first is not None
-    return first
+def _check_sides(rows: ProblemRows, scored: JudgedScores) -> None:
+    """Raise BadInput where two solutions of a pair are on one side of it."""
+    order = np.lexsort((scored.sides, scored.pairs))
+    order = order[scored.sides[order] >= 0]
+    is_same = (np.diff(scored.pairs[order]) == 0) & (np.diff(scored.sides[order]) == 0)
+    if is_same.any():
+        place = scored.places[order[1:][is_same].min()]
+        row = next(islice(rows.in_order(_ROWS), int(place), None))
+        raise BadInput(f"'{row.id}': two solutions of the pair '{row.info['pair']}' are on one side")
+
+
+def _problem_places(rows: ProblemRows, scored: JudgedScores) -> np.ndarray:
+    """Return the place of every solution's problem in the order of the problems' ids [N]."""
+    names = np.fromiter(rows.problems_by_id(), dtype=np.int64)
+    order = np.argsort(names)
+    found: np.ndarray = order[np.searchsorted(names, scored.problems, sorter=order)]
+    return found
+
+
+def _per_row(scored: JudgedScores, counts: "array[float]") -> np.ndarray:
+    return np.asarray(counts).reshape(len(scored), -1)
 
 
 def _breakdown(
-    scored: Sequence[Scored],
-    counts: Sequence[Sequence[float]],
+    scored: JudgedScores,
+    counts: np.ndarray,
     figures: Callable[[np.ndarray], Figures],
     headline: str,
     has_originals: bool = False,
+    rows: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Return `{"overall", "groups", "mean_over_groups"}`: figures with intervals over problems; groups only where there
-    are several, and the mean of their headline where all have it. Originals count in their group alone unless
-    `has_originals`."""
-    problems = {problem: place for place, problem in enumerate(dict.fromkeys(s.row.problem_id for s in scored))}
-    groups = sorted({s.group for s in scored})
-    table = np.zeros((len(problems), len(groups), len(counts[0])))
-    for s, row in zip(scored, counts, strict=True):
-        table[problems[s.row.problem_id], groups.index(s.group)] += row
+    """Return `{"overall", "groups", "mean_over_groups"}`: figures of counts [R, C], of all solutions or of these
+    `rows`, with intervals over problems; groups only where there are several, and the mean of their headline where all
+    have it. Originals count in their group alone unless `has_originals`."""
+    own = slice(None) if rows is None else rows
+    _, first, problems = np.unique(scored.problems[own], return_index=True, return_inverse=True)
+    codes, group_places = np.unique(scored.groups[own], return_inverse=True)
+    names = [scored.group_names[code] for code in codes]
+    groups = sorted(names)
+    table = np.zeros((len(first), len(groups), counts.shape[1]))
+    columns = np.asarray([groups.index(name) for name in names])
+    np.add.at(table, (np.argsort(np.argsort(first))[problems], columns[group_places]), counts)
     by_group: dict[str, dict[str, Interval | None]] = {}
     for place, group in enumerate(groups):
-        own = table[:, place]
-        by_group[group] = figure_intervals(own[own.any(axis=1)], figures)
+        of_group = table[:, place]
+        by_group[group] = figure_intervals(of_group[of_group.any(axis=1)], figures)
     counted = [place for place, group in enumerate(groups) if has_originals or group != ORIGINAL]
     kept = table[:, counted]
     kept = kept[kept.any(axis=(1, 2))]

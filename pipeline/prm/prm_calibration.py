@@ -30,7 +30,7 @@ from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.data.row_index import ProblemRows
 from espalier.pipeline.evaluation.calibration_metrics import calibration_bins, calibration_error
-from espalier.pipeline.evaluation.intervals import mean_over_problems, resampled
+from espalier.pipeline.evaluation.intervals import Numbers, mean_over_problems, resampled
 from espalier.pipeline.prm.seen_problems import SeenCounts
 from espalier.pipeline.stage import StageContext
 
@@ -38,7 +38,6 @@ log = logging.getLogger("stage")
 FEWEST_PROBLEMS = 10
 """Below which nothing is said of whether the scores know more than a step's index."""
 TARGETS = ("values", "labels")
-Numbers = Sequence[float] | np.ndarray
 
 _STEPS = 1 << 22  # more steps than a solution has: what its place in the file is multiplied by to order them
 
@@ -223,7 +222,7 @@ class EvaluateProcessReward:
                 raise BadInput(f"{self.scores}: the scores of '{moved[0].id}' are said to be of problem "
                                f"'{moved[1].problem_id}', its {self.target} of '{moved[0].problem_id}': score these "
                                "trajectories")  # fmt: skip
-            for number, problem in enumerate(rows.problems_by_id(lambda name: name.encode("utf-8", "surrogatepass"))):
+            for number, problem in enumerate(rows.problems_by_id()):
                 placed = list(zip(rows.places(0, problem), rows.rows(0, problem), strict=True))
                 scored: list[StepScores] = rows.rows(1, problem)
                 if is_held_out((scored or [row for _, row in placed])[0].problem_id, self.held_out_share):

@@ -10,12 +10,12 @@ problem. A run that was stopped goes on by the same command. Several ranks share
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from espalier.data.jsonl import file_sha256
 from espalier.data.process_data.published import content_key
@@ -32,7 +32,7 @@ from espalier.pipeline.prm.step_inputs import (
     make_reader,
     solutions_of,
 )
-from espalier.pipeline.prm.step_scorers import Scores, StepModel
+from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier, from_main_rank, rank, world_size
 from espalier.runtime.manifest import weight_files
@@ -59,7 +59,9 @@ def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) ->
 class ScoreSteps:
     """`model`: a folder or a hub name, `revision` of the latter; `other_model`: a second one, or empty; `layout`: how
     they read solutions (`pipeline.prm.step_inputs`), or "auto"; `split`: the task's that holds the problems of
-    trajectories; `batch_tokens`: padded tokens of one forward pass, or of one call of an engine; `num_checked`:
+    trajectories; `deviations` from how a published model's authors read it: names of `models.published.layouts` and
+    `reads`, and other values; `max_length`: longer solutions get no scores (0: than the model's positions);
+    `batch_tokens`: padded tokens of one forward pass, or of one call of an engine; `num_checked`:
     solutions of each model that transformers scores too where engines do, at the start (0: none)."""
 
     model: str
@@ -69,6 +71,8 @@ class ScoreSteps:
     split: str = "test"
     batch_tokens: int = 16384
     num_checked: int = 4
+    deviations: Mapping[str, Any] | None = None
+    max_length: int = 0
     asks_engines: ClassVar[bool] = True
     runs_on_ranks: ClassVar[bool] = True
 
@@ -110,9 +114,10 @@ class _Scoring:
             if commit := commit_of(folder):  # on every machine, and the same one
                 folder = local_model(name, commit)
             layout = choose_layout(self.stage.layout, name, folder, kind)
-            log.info("%s is read as %s", name, layout)
             sizes = self.stage.batch_tokens, self.stage.num_checked
-            found.append(StepModel(folder, layout, load_tokenizer(folder), *sizes))
+            model = StepModel(folder, layout, load_tokenizer(folder), *sizes, self.stage.deviations or {})
+            log.info("%s is read as %s", name, model.read_as)
+            found.append(model)
         if len({model.layout for model in found}) > 1:
             raise BadInput("stage.model and stage.other_model read solutions otherwise: set stage.layout for both")
         return found
@@ -120,9 +125,8 @@ class _Scoring:
     @cached_property
     def readers(self) -> list[Reader]:
         """What makes token ids of a solution, for each model."""
-        return [
-            make_reader(model.layout, model.tokenizer, self.context.task, self.stage.split) for model in self.models
-        ]
+        task, split = self.context.task, self.stage.split
+        return [make_reader(model.layout, model.tokenizer, task, split, model.row) for model in self.models]
 
     @cached_property
     def seen(self) -> list[frozenset[str]] | None:
@@ -148,10 +152,11 @@ class _Scoring:
                 "commits": [commit_of(model.folder) for model in self.models],
                 "input": file_sha256(self.input_path),
                 "models": [model_fingerprint(model.folder) for model in self.models],
-                "layout": self.models[0].layout,
+                "layout": self.models[0].read_as,
                 "first row": content_key(list(vars(self.readers[0](first)).values())) if first else "",
                 "by": "transformers" if self.context.engines is None else "engines",
                 "precision": self._precision(),
+                **({"max_length": self.stage.max_length} if self.stage.max_length else {}),
             },
         )
 
@@ -174,7 +179,8 @@ class _Scoring:
         """How many tokens each model takes."""
         from espalier.models.load import load_config, positions_of
 
-        return [positions_of(load_config(model.folder)) for model in self.models]
+        own = [positions_of(load_config(model.folder)) for model in self.models]
+        return [min(limit, self.stage.max_length or limit) for limit in own]
 
     def score(self) -> None:
         """Score what is missing, one model after the other; this rank's share of it."""
@@ -293,6 +299,10 @@ class _Scoring:
                 too_long, first_too_long = too_long + 1, first_too_long or row.id
             yield kept.record
         counts.update(layout=self.models[0].layout, steps=steps, problems=len(problems), problems_seen=len(seen))
+        if self.stage.deviations:
+            counts["deviations"] = shown(self.stage.deviations)
+            log.warning("%s: not read as published (%s): no figure of these scores is the published one",
+                        self.context.output, counts["deviations"])  # fmt: skip
         counts["problems_seen_by_its_policy"] = len(below)
         counts["too_long"] = too_long
         self._warn(len(problems), len(seen), len(below), too_long, first_too_long)

@@ -66,9 +66,9 @@ def _has_own_head(config: Any) -> bool:
     return config.num_labels != 2 and any(name.endswith("ForTokenClassification") for name in names)
 
 
-def make_reader(layout: str, tokenizer: Any, task: Any, split: str) -> Reader:
-    """Return what makes token ids of a solution. Raises BadInput where the layout needs a task and there is none; the
-    reader raises it, with the solution's name."""
+def make_reader(layout: str, tokenizer: Any, task: Any, split: str, row: Any = None) -> Reader:
+    """Return what makes token ids of a solution; `row`: that of a published model. Raises BadInput where the layout
+    needs a task and there is none; the reader raises it, with the solution's name."""
     if layout == TOKENS:
         return _sampled_tokens
     questions = _Questions(task, split)
@@ -80,11 +80,8 @@ def make_reader(layout: str, tokenizer: Any, task: Any, split: str) -> Reader:
             )
         return lambda row: _behind_prompt(row, questions(row), task, tokenizer)
     from espalier.models.published import scoring
-    from espalier.models.published.table import PUBLISHED
 
-    return lambda row: scoring.read_as(
-        PUBLISHED[layout], tokenizer, scoring.Solution(row.id, questions(row), row.steps)
-    )
+    return lambda one: scoring.read_as(row, tokenizer, scoring.Solution(one.id, questions(one), one.steps))
 
 
 def _sampled_tokens(row: Solution) -> StepTokens:

@@ -6,9 +6,10 @@ solutions, so that a figure of a set of problems is that of the sum of their cou
 problems 10,000 times and compute the figure of each draw's sum.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -135,38 +136,37 @@ def figure_intervals(
     flat = counts.reshape(size, -1)
     rng = np.random.default_rng(seed)
     block = max(1, min(500, CELLS // max(size, 1)))
-    drawn: dict[str, list[np.ndarray]] = {}
+    drawn: dict[str, np.ndarray] = {}
     for start in range(0, draws, block):
         rows = min(block, draws - start)
         chosen = rng.integers(0, size, (rows, size)) + np.arange(rows)[:, None] * size
         times = np.bincount(chosen.ravel(), minlength=rows * size).reshape(rows, size)
         for name, values in figures((times @ flat).reshape(rows, *counts.shape[1:])).items():
-            drawn.setdefault(name, []).append(values)
+            drawn.setdefault(name, np.empty(draws))[start : start + rows] = values
     intervals: dict[str, Interval | None] = {}
     for name, value in figures(counts.sum(axis=0)).items():
         if math.isnan(float(value)):
             intervals[name] = None
             continue
-        low, high = np.nanquantile(np.concatenate(drawn[name]), [0.025, 0.975])
+        low, high = np.nanquantile(drawn[name], [0.025, 0.975])
         rounded = {"mean": float(value), "low": float(low), "high": float(high)}
         intervals[name] = {**{key: round(number, 5) for key, number in rounded.items()}, "n": size}
     return intervals
 
 
-def _between(low: float, high: float) -> float:
-    """Return a number above low and at most high, in their middle where there is one."""
+def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return numbers above low and at most high, in their middle where there is one."""
     middle = (low + high) / 2
-    return middle if low < middle <= high else high
+    return np.where((low < middle) & (middle <= high), middle, high)
 
 
-def candidate_thresholds(edges: Sequence[float]) -> np.ndarray:
+def candidate_thresholds(edges: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return one threshold for each way to divide scores at these edges in [0, 1], ascending: all
     thresholds t with a < t <= b between two neighbouring edges a and b say the same."""
-    ends = sorted(set(edges))
-    inner = [_between(low, high) for low, high in itertools.pairwise(ends)]
-    lowest = _between(0.0, ends[0]) if ends[0] > 0 else 0.0
-    highest = _between(ends[-1], 1.0) if ends[-1] < 1 else math.nextafter(ends[-1], 2.0)
-    return np.asarray([lowest, *inner, highest])
+    ends = np.unique(np.asarray(edges, dtype=np.float64))
+    lowest = _between(np.zeros(1), ends[:1]) if ends[0] > 0 else [0.0]
+    highest = _between(ends[-1:], np.ones(1)) if ends[-1] < 1 else [math.nextafter(float(ends[-1]), 2.0)]
+    return np.concatenate([lowest, _between(ends[:-1], ends[1:]), highest])
 
 
 def best_threshold(thresholds: np.ndarray, values: np.ndarray) -> tuple[float, float] | None:
@@ -177,38 +177,47 @@ def best_threshold(thresholds: np.ndarray, values: np.ndarray) -> tuple[float, f
         return None
     best = values[known].max()
     equal = thresholds[known][values[known] == best]
-    return float(min(equal, key=lambda t: (abs(t - 0.5), t))), float(best)
+    return float(equal[np.lexsort((equal, np.abs(equal - 0.5)))[0]]), float(best)
 
 
 def tune_first_error(
-    scores: Sequence[Sequence[float]], first_errors: Sequence[int], figure: str
+    scores: Iterable[Sequence[float]], first_errors: Iterable[int], figure: str
 ) -> tuple[float, float] | None:
-    """Return (threshold, value) with the highest `figure` of `first_error_figures`; None where it has no value."""
-    if not scores:
+    """Return (threshold, value) with the highest `figure` of `first_error_figures`; None where it has no value. Of
+    every score, and of every solution twice, a number is kept."""
+    edges, num = array("d"), Counter[bool]()
+    ends = {True: array("d"), False: array("d")}  # of solutions with an error and without, where a threshold is right
+    for row, first in zip(scores, first_errors, strict=True):
+        edges.extend(row)
+        num[first >= 0] += 1
+        low, high = right_thresholds(row, first)
+        if low < high:
+            ends[first >= 0].extend((low, high))
+    if not num:
         return None
-    ends = [right_thresholds(row, first) for row, first in zip(scores, first_errors, strict=True)]
-    thresholds = candidate_thresholds([score for row in scores for score in row])
+    thresholds = candidate_thresholds(np.asarray(edges))
     columns: list[np.ndarray] = []
     for is_wrong in (True, False):
-        chosen = [end for end, first in zip(ends, first_errors, strict=True) if (first >= 0) == is_wrong]
-        able = np.asarray([end for end in chosen if end[0] < end[1]]).reshape(-1, 2)
+        able = np.asarray(ends[is_wrong]).reshape(-1, 2)
         hits = _num_below(able[:, 0], thresholds) - _num_below(able[:, 1], thresholds)
-        columns += [hits, np.full(len(thresholds), len(chosen))]
+        columns += [hits, np.full(len(thresholds), num[is_wrong])]
     return best_threshold(thresholds, first_error_figures(np.stack(columns, axis=-1))[figure])
 
 
 def tune_steps(
-    scores: Sequence[Sequence[float]], labels: Sequence[Sequence[float | None]]
+    scores: Iterable[Sequence[float]], labels: Iterable[Sequence[float | None]]
 ) -> tuple[float, float] | None:
-    """Return (threshold, value) with the highest `prm_score`; None where it has no value."""
-    rows = zip(scores, labels, strict=True)
-    steps = [(score, label >= 0.5) for row, truth in rows for score, label in zip(row, truth, strict=True)
-             if label is not None]  # fmt: skip
-    if not steps:
+    """Return (threshold, value) with the highest `prm_score`; None where it has no value. Every score is kept, as a
+    number."""
+    steps = {True: array("d"), False: array("d")}
+    for row, truth in zip(scores, labels, strict=True):
+        for score, label in zip(row, truth, strict=True):
+            if label is not None:
+                steps[label >= 0.5].append(score)
+    right, wrong = np.asarray(steps[True]), np.asarray(steps[False])
+    if not len(right) + len(wrong):
         return None
-    thresholds = candidate_thresholds([score for score, _ in steps])
-    right = np.asarray([score for score, is_right in steps if is_right])
-    wrong = np.asarray([score for score, is_right in steps if not is_right])
+    thresholds = candidate_thresholds(np.concatenate([right, wrong]))
     fn, tn = _num_below(right, thresholds), _num_below(wrong, thresholds)
     nothing = np.zeros(len(thresholds))
     sums = np.stack([len(right) - fn, len(wrong) - tn, tn, fn, nothing, nothing, nothing, nothing], axis=-1)

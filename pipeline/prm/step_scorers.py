@@ -2,11 +2,13 @@
 against transformers before they are believed."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.pipeline.prm.step_inputs import TASK, TOKENS
 from espalier.pipeline.stage import StageContext
@@ -16,16 +18,41 @@ log = logging.getLogger("stage")
 Scores = Callable[[Sequence[StepTokens]], list[list[float]]]
 
 
+def shown(deviations: Mapping[str, Any]) -> str:
+    """Return deviations as text."""
+    return ", ".join(f"{name}={value!r}" for name, value in deviations.items())
+
+
 @dataclass(frozen=True)
 class StepModel:
     """A model's `folder`, how it reads solutions (`layout`) and its `tokenizer`; `batch_tokens` of one forward pass, or
-    of one call of an engine; `num_checked` rows are scored by transformers too where engines score."""
+    of one call of an engine; `num_checked` rows are scored by transformers too where engines score; `deviations` from
+    how its authors read it (`models.published.table.deviate`)."""
 
     folder: str
     layout: str
     tokenizer: Any
     batch_tokens: int
     num_checked: int
+    deviations: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def row(self) -> Any:
+        """How a published model is read; None for one trained here. Raises BadInput on deviations that it has not."""
+        from espalier.models.published.load import row_of
+        from espalier.models.published.table import deviate
+
+        if self.layout not in (TOKENS, TASK):
+            return deviate(row_of(self.layout, self.folder), self.deviations)
+        if self.deviations:
+            raise BadInput(f"stage.deviations are of how others' models are read, and {self.folder} is read as "
+                           f"{self.layout}: leave them out, or name a layout of models/published/table.py")  # fmt: skip
+        return None
+
+    @property
+    def read_as(self) -> str:
+        """The layout in words, with what differs from it."""
+        return f"{self.layout}, but {shown(self.deviations)}" if self.deviations else self.layout
 
     def by_transformers(self, on_cpu: bool = False) -> Scores:
         """Load the network; `on_cpu`: the GPU is left to engines."""
@@ -34,14 +61,13 @@ class StepModel:
         from espalier.runtime.distributed import device
 
         place = torch.device("cpu") if on_cpu else device()
-        if self.layout not in (TOKENS, TASK):
-            from espalier.models.published.load import load_published, row_of
+        if self.row is not None:
+            from espalier.models.published.load import load_published
             from espalier.models.published.scoring import PublishedScorer
 
-            row = row_of(self.layout, self.folder)
-            network = load_published(self.folder, row)
+            network = load_published(self.folder, self.row)
             network.to(place)
-            scorer = PublishedScorer(network, self.tokenizer, row)
+            scorer = PublishedScorer(network, self.tokenizer, self.row)
             return lambda rows: scorer.scores_of(rows, self.batch_tokens)
         from espalier.models.scalar_head import load_process_reward
         from espalier.rewards.process import score_step_tokens
@@ -53,12 +79,11 @@ class StepModel:
     def engine_form(self) -> Any:
         """Return how engines serve it (`models.published.engines.EngineForm`). Raises BadModel where they do not."""
         from espalier.models.published.engines import EngineForm, engine_form
-        from espalier.models.published.load import row_of
         from espalier.models.scalar_head import scores_from_logits
         from espalier.rewards.engine_scores import check_engine_model
 
-        if self.layout not in (TOKENS, TASK):
-            return engine_form(self.folder, row_of(self.layout, self.folder), self.tokenizer)
+        if self.row is not None:
+            return engine_form(self.folder, self.row, self.tokenizer)
         check_engine_model(self.folder)
         return EngineForm(_OwnRead(scores_from_logits))
 

@@ -112,9 +112,23 @@ def _data(path: Path, fingerprint: str) -> tuple[str, str, Mapping[str, Any]]:
 
 def counts_of(path: Path) -> dict[str, Any]:
     """Return the numbers among the counts of a file's provenance, {} where it has none."""
-    meta = path.with_suffix(".meta.json")
-    counts = json.loads(meta.read_text()).get("counts", {}) if meta.is_file() else {}
+    counts = _json(path.with_suffix(".meta.json")).get("counts", {})
     return {name: count for name, count in counts.items() if isinstance(count, int | float)}
+
+
+def deviations_of(path: Path) -> str:
+    """Return how the step scores that a file of figures was made of were read otherwise than published, by the
+    provenance of both; "" where that says nothing."""
+    meta = _json(path.with_suffix(".meta.json"))
+    scores = ((meta.get("config") or {}).get("stage") or {}).get("scores") or []
+    paths = [scores] if isinstance(scores, str) else list(scores.values() if isinstance(scores, Mapping) else scores)
+    counts = (_json(Path(one).with_suffix(".meta.json")).get("counts") or {} for one in paths)
+    return "; ".join(dict.fromkeys(str(one["deviations"]) for one in counts if one.get("deviations")))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
 
 
 def figures_of(document: Any, name: str = "") -> Iterator[Figure]:

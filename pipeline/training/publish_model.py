@@ -18,6 +18,7 @@ from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import (
     counts_of,
+    deviations_of,
     figures_of,
     read_facts,
     without_folders,
@@ -75,6 +76,9 @@ class PublishModel:
         for name, path in files.items():
             if not figures[name]:
                 raise BadInput(f"{path} has no figure with an interval: name what an evaluation wrote")
+        for title, path in files.items():
+            if deviations := deviations_of(Path(path)):
+                figures[f"{title} (scores not as published: {deviations})"] = figures.pop(title)
         name = self.name or self.repository or folder.resolve().parent.name
         card = write_card(name, facts, figures, license_id=self.license, repository=self.repository,
                           data_repository=self.data_repository)  # fmt: skip

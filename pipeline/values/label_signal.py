@@ -66,7 +66,7 @@ class LabelSignal:
             def read() -> Iterator[list[CountedState]]:
                 nonlocal num_few
                 num_few = 0
-                for problem in rows.problems_by_id(lambda name: name.encode("utf-8", "surrogatepass")):
+                for problem in rows.problems_by_id():
                     states, few = counted_states(rows.rows(0, problem))
                     num_few += few
                     if states:

@@ -40,6 +40,19 @@ def test_a_prompt_of_messages_is_their_text() -> None:
         read("pairs", chosen=turns[:1], rejected=turns)
 
 
+def test_texts_that_begin_alike_hold_their_prompt() -> None:
+    row = read("pairs", chosen="Human: Q Assistant: good", rejected="Human: Q Assistant: bad")
+    assert (row.prompt, row.chosen, row.rejected) == ("Human: Q Assistant:", ["good"], ["bad"])
+    with pytest.raises(BadInput, match=r"f\.json:3: there is no prompt: .* that begin alike"):
+        read("pairs", chosen="yes", rejected="no")
+
+
+def test_conversations_that_part_before_the_last_turn_are_refused() -> None:
+    sides = [[{"role": "user", "content": asked}, {"role": "assistant", "content": "a"}] for asked in "QR"]
+    with pytest.raises(BadInput, match="chosen and rejected part before their last turn"):
+        read("pairs", chosen=sides[0], rejected=sides[1])
+
+
 def test_rm_bench_has_three_styles_a_side() -> None:
     row = {"prompt": "Q", "rejected": ["d", "e", "f"], "domain": "math", "id": 1}
     assert read("rm_bench", **row, chosen=["a", "b", "c"]).subset == "math"

@@ -15,10 +15,11 @@ from benchmarks.road.published_models import LLAMA_CHAT, SIZES, build_tokenizers
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
+from espalier.models.published.engines import engine_form
 from espalier.models.published.layouts import Tagged, only_id
 from espalier.models.published.load import load_published, name_by_config, row_by_name
 from espalier.models.published.scoring import PublishedScorer, Solution
-from espalier.models.published.table import PUBLISHED
+from espalier.models.published.table import PUBLISHED, PublishedPRM, deviate
 from espalier.runtime.manifest import weight_files
 
 QUESTION = "Mia has 3 apples and buys 4 more. How many now?"
@@ -52,7 +53,10 @@ def logits_of(folder: Path, auto: Any = AutoModelForCausalLM) -> Logits:
 
 
 def score(folder: Path, name: str, solutions: Sequence[Solution]) -> list[list[float]]:
-    row = PUBLISHED[name]
+    return scores_by(PUBLISHED[name], folder, solutions)
+
+
+def scores_by(row: PublishedPRM, folder: Path, solutions: Sequence[Solution]) -> list[list[float]]:
     scorer = PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, "fp32")
     return scorer.scores(solutions)
 
@@ -92,6 +96,46 @@ def test_math_shepherds_steps_get_the_numbers_that_they_lack(tokenizers: dict[st
     bare = [step.partition(": ")[2] for step in STEPS]
     given, written = (score(tmp_path, "math_shepherd", [Solution("s", QUESTION, steps)]) for steps in (bare, STEPS))
     assert given == written
+
+
+def test_rlhflow_as_some_evaluators_read_it(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    """The first step behind an empty line, and the share of `+` in the whole vocabulary."""
+    llama = tokenizers["llama"]
+    save(tmp_path, llama, "llama")
+    logits, talk, expected = logits_of(tmp_path), list[dict[str, str]](), []
+    plus = llama("+", add_special_tokens=False).input_ids[-1]
+    for number, step in enumerate(STEPS):
+        content = f"{QUESTION}\n\n{step}" if number == 0 else step
+        talk += [{"role": "user", "content": content}, {"role": "assistant", "content": "+"}]
+        ids = llama.apply_chat_template(talk, tokenize=True, return_dict=True)["input_ids"]
+        expected.append(float(torch.softmax(logits(ids)[-3], dim=-1)[plus]))
+    row = deviate(PUBLISHED["rlhflow"], {"after_question": "\n\n", "of_all": True})
+    found = scores_by(row, tmp_path, [Solution("mia", QUESTION, STEPS)])[0]
+    assert found == pytest.approx(expected, abs=2e-5)
+    with pytest.raises(BadModel, match=r"stage\.deviations\.of_all reads the whole vocabulary"):
+        engine_form(str(tmp_path), row, llama)
+
+
+def test_qwens_system_prompt_by_another_one(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    """With none, as ReasonFlux is read; with one of one's own, as the template writes it."""
+    qwen = tokenizers["qwen"]
+    for system in ("", "Be brief."):
+        layout = deviate(PUBLISHED["qwen"], {"system": system}).layout
+        talk = [{"role": "system", "content": system}] if system else []
+        answer = "<extra_0>".join(STEPS) + "<extra_0>"
+        talk += [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
+        text = qwen.apply_chat_template(talk, tokenize=False)
+        assert layout(qwen, QUESTION, STEPS).ids == qwen(text, add_special_tokens=False).input_ids
+    assert deviate(PUBLISHED["qwen"], {}) == PUBLISHED["qwen"]
+
+
+def test_reasoneval_by_weights_of_ones_own(tokenizers: dict[str, Any]) -> None:
+    """Positive alone, of logits (0, ln 2, ln 5): 5 / 8."""
+    row = deviate(PUBLISHED["reasoneval"], {"weights": [0, 0, 1]})
+    logits = torch.tensor([[1.0, 2.0, 5.0]]).log()
+    assert float(row.read.scores(logits, None)) == pytest.approx(5 / 8)
+    with pytest.raises(BadInput, match=r"stage\.deviations\.weights must be of the kind of"):
+        deviate(PUBLISHED["reasoneval"], {"weights": ["1", 0, 0]})
 
 
 def test_rlhflow_in_one_pass_is_a_pass_for_every_turn(tokenizers: dict[str, Any], tmp_path: Path) -> None:

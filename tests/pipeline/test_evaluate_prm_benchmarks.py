@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,13 @@ def test_originals_count_in_their_own_group_only(tmp_path: Path) -> None:
     circular, deception = (means(found["groups"][name])["prm_score"] for name in ("circular", "deception"))
     assert (circular, deception) == (1.0, pytest.approx(0.5 * 2 / 3, abs=1e-5))
     assert found["mean_over_groups"]["prm_score"]["mean"] == pytest.approx((1 + 1 / 3) / 2, abs=1e-5)
+
+
+def test_two_solutions_on_one_side_of_a_pair_are_named(tmp_path: Path) -> None:
+    rows, scores = pairs()
+    rows[3] = replace(rows[1], id="c/o")
+    with pytest.raises(BadInput, match="'c/o': two solutions of the pair 'a' are on one side"):
+        evaluate(tmp_path, rows, scores, threshold=0.3)
 
 
 def test_half_a_pair_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from espalier.data.jsonl import write_records
@@ -15,6 +16,7 @@ from espalier.pipeline.prm.index_baseline import (
     separation,
     shares_by_index,
 )
+from espalier.pipeline.prm.judged_scores import ScoredSolution
 from espalier.pipeline.stage import StageContext
 
 
@@ -33,15 +35,21 @@ def test_shares_by_index_by_hand() -> None:
 
 def test_indices_that_nobody_has_seen_take_the_last_share_and_a_gap_the_one_before() -> None:
     assert shares_by_index([solution(0, [1, None, 0])], is_right_step) == [1.0, 1.0, 0.0]
-    assert scores_by_index(4, [0.75, 0.5]) == [0.75, 0.5, 0.5, 0.5]
-    assert scores_by_index(2, []) == [1.0, 1.0]
+    assert scores_by_index(np.arange(4), [0.75, 0.5]).tolist() == [0.75, 0.5, 0.5, 0.5]
+    assert scores_by_index(np.arange(2), []).tolist() == [1.0, 1.0]
+
+
+def separated(scores: list[list[float]]) -> dict[str, Any] | None:
+    """Of ROWS, each of a problem of its own."""
+    solutions = [ScoredSolution(row.labels, row.first_error, own) for row, own in zip(ROWS, scores, strict=True)]
+    return separation(range(len(ROWS)), solutions)
 
 
 def test_separation_by_hand() -> None:
     """Inner steps: right 0.9, 0.2, 0.8 and 0.7, wrong 0.3 and 0.1: 7 of 8 pairs in order. The index: right at 0, 1, 0
     and 0, wrong at 1 and 0, with shares 3/4 (index 0) and 1/2 (index 1): 3 pairs won, 4 ties, 1 lost: 5/8."""
     scores = [[0.9, 0.2, 0.1], [0.8, 0.3, 0.9], [0.1, 0.9], [0.7, 0.9]]
-    found = separation(ROWS, scores)
+    found = separated(scores)
     assert found is not None
     assert found["inner_auc"]["mean"] == pytest.approx(7 / 8)
     assert found["inner_auc_of_the_index"]["mean"] == pytest.approx(5 / 8)
@@ -51,7 +59,7 @@ def test_separation_by_hand() -> None:
 
 
 def test_an_outcome_model_in_disguise_has_its_minima_on_last_steps() -> None:
-    found = separation(ROWS, [[0.9, 0.9, 0.1], [0.9, 0.9, 0.1], [0.9, 0.1], [0.9, 0.9]])
+    found = separated([[0.9, 0.9, 0.1], [0.9, 0.9, 0.1], [0.9, 0.1], [0.9, 0.9]])
     assert found is not None
     assert found["last_minimum"] == 0.75
 

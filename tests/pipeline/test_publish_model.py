@@ -111,6 +111,14 @@ def test_kinds_of_models_are_told_apart(run: Path, tiny_policy: Path, tmp_path: 
         read_facts(tmp_path)
 
 
+def test_a_card_says_where_scores_were_not_read_as_published(run: Path, tmp_path: Path) -> None:
+    scores = {"config": {"stage": {"scores": str(tmp_path / "step_scores.jsonl")}}}
+    (tmp_path / "prm.meta.json").write_text(json.dumps(scores))
+    assert "not as published" not in card_of(run)
+    (tmp_path / "step_scores.meta.json").write_text(json.dumps({"counts": {"deviations": "system='Be brief.'"}}))
+    assert "`prm.json (scores not as published: system='Be brief.')`" in card_of(run)
+
+
 def test_figures_are_the_rows_of_a_table_or_else_whatever_has_an_interval() -> None:
     row = {"metric": "greedy", "mean": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "share"}
     tokens = {"metric": "length", "mean": 31.0, "low": 30.0, "high": 32.0, "n": 10, "unit": "tokens"}

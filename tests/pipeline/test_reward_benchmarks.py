@@ -1,6 +1,7 @@
 """The weighting of RewardBench against published leaderboard scores, the other benchmarks by hand."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from espalier.data.records import BadInput
 from espalier.pipeline.evaluation.reward_benchmarks import (
     REWARD_BENCH_COUNTS,
     REWARD_BENCH_SECTIONS,
+    TiedPrompts,
     best_of_credit,
     domain_score,
     is_right,
     section_scores,
+    style_cells,
     style_scores,
-    style_table,
-    ties_score,
 )
 
 NAMES = [name for subsets in REWARD_BENCH_SECTIONS.values() for name in subsets]
@@ -103,7 +104,14 @@ def test_best_of_four_shares_the_credit_among_the_highest() -> None:
     assert best_of_credit(scored("a", [1.0], [2.0, 0.0, 0.0])) == 0
 
 
-def test_ties_are_scored_as_published() -> None:
+def ties_score(folder: Path, rows: list[ResponseScores]) -> float:
+    with TiedPrompts(folder / "out.json") as prompts:
+        for row in rows:
+            prompts.add(row)
+        return prompts.score()
+
+
+def test_ties_are_scored_as_published(tmp_path: Path) -> None:
     rows = [
         scored("Ties/ref:1", [3.0], [0.0, 1.0]),  # C_ref = 2
         scored("Ties/tied:1", [4.0, 3.0], [0.0]),  # C = 3, D = 1
@@ -111,15 +119,20 @@ def test_ties_are_scored_as_published() -> None:
         scored("Ties/tied:2", [5.0, 2.0], [1.0]),  # C = 1, D = 3
     ]
     margins = (math.tanh(2 / 1 - 1) + math.tanh(-1 / 3 - 1)) / 2
-    assert ties_score(rows) == pytest.approx(0.3 * 0.5 + 0.3 * 1 + 0.2 * 0.5 + 0.2 * 0.5 + 0.01 * margins)
+    assert ties_score(tmp_path, rows) == pytest.approx(0.3 * 0.5 + 0.3 * 1 + 0.2 * 0.5 + 0.2 * 0.5 + 0.01 * margins)
     with pytest.raises(BadInput, match="the prompt 2 of the subset Ties has only one of ref:2 and tied:2"):
-        ties_score(rows[:3])
+        ties_score(tmp_path, rows[:3])
+    with pytest.raises(BadInput, match="'Ties/other': an id of the subset Ties must be ref:N or tied:N"):
+        ties_score(tmp_path, [scored("Ties/other", [1.0], [0.0])])
 
 
 def test_rm_bench_is_hard_where_the_wrong_response_is_the_richer_one() -> None:
     # richer style scores one more per step; the right response half a point more
     row = scored("a", [0.5, 1.5, 2.5], [0.0, 1.0, 2.0])
-    table = style_table([row])
+    table = style_cells(row)
+    assert not style_cells(scored("b", [], [])).any()
+    with pytest.raises(BadInput, match="'c' has 1 chosen and 1 rejected responses, and rm_bench has three styles"):
+        style_cells(scored("c", [1.0], [0.0]))
     assert np.array_equal(table, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     assert style_scores(table) == pytest.approx({"easy": 1.0, "normal": 1.0, "hard": 0.0, "score": 6 / 9})
     scores = {"chat": 0.8, "math": 0.6, "code": 0.4, "safety-refuse": 1.0, "safety-response": 0.0}

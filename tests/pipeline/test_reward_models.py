@@ -18,6 +18,7 @@ from espalier.data.sources import Row
 from espalier.data.tasks.shopping_notes import ShoppingNotes
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
+from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
@@ -30,6 +31,7 @@ from espalier.pipeline.evaluation.measure_reward_model import (
 from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row, judged_scores
 from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
 from espalier.pipeline.stage import StageContext
+from espalier.rewards.outcome_model import last_logits
 from espalier.rewards.true_reward import TrueReward
 from espalier.sampling.client import Sample
 from espalier.sampling.llm_judge import RankedResponseRequests
@@ -101,7 +103,7 @@ ROWS = [RankedResponses("s/1", "s", "Mia has 3 apples.", ["3 apples", "three"], 
 
 def scored(tmp_path: Path, **settings: Any) -> list[ResponseScores]:
     write_records(tmp_path / "rows.jsonl", ROWS)
-    return ScoreResponses(**settings).run(str(tmp_path / "rows.jsonl"), context())
+    return list(ScoreResponses(**settings).run(str(tmp_path / "rows.jsonl"), context()))
 
 
 def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_path: Path) -> None:
@@ -143,6 +145,34 @@ def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path)
         scored(tmp_path, model=str(tiny_prm), is_reference_free=True)
 
 
+def test_scores_are_those_of_all_rows_at_once_whatever_the_batches(tiny_prm: Path, tmp_path: Path) -> None:
+    """By hand: the same rows in one pass of the network's own batches, in their order."""
+    rows = [RankedResponses(f"r{n}", "", "Mia has 3 apples. " * (n % 3 + 1), ["3 " * (n % 5 + 1)], ["4", "3 apples"])
+            for n in range(20)]  # fmt: skip
+    write_records(tmp_path / "many.jsonl", rows)
+    model, tokenizer = load_process_reward(str(tiny_prm)), load_tokenizer(str(tiny_prm))
+    encoded = [each for row in rows for each in encode_row(tokenizer, row, is_chat=False)]
+    expected = last_logits(model, [[*each.prompt_ids, *each.response_ids] for each in encoded], 150)
+    stage = ScoreResponses(model=str(tiny_prm), batch_tokens=150)
+    found = list(stage.run(str(tmp_path / "many.jsonl"), context()))
+    assert [value for row in found for value in (*row.chosen, *row.rejected)] == [
+        round(float(logit), 6) for logit in expected
+    ]
+
+
+def test_responses_are_turns_where_the_tokenizer_has_a_chat_template(chat_model: Path, tmp_path: Path) -> None:
+    for given, is_chat in ((None, True), (True, True), (False, False)):
+        stage = ScoreResponses(model=str(chat_model), is_reference_free=True, is_chat=given)
+        own = context()
+        write_records(tmp_path / "rows.jsonl", ROWS[1:])
+        found = list(stage.run(str(tmp_path / "rows.jsonl"), own))
+        tokenizer, network = load_tokenizer(str(chat_model)), load_policy(str(chat_model))
+        rows = encode_row(tokenizer, ROWS[1], is_chat)
+        expected = [sum(line) for line in sampled_logprobs(network, rows)]
+        assert [*found[0].chosen, *found[0].rejected] == pytest.approx(expected, abs=1e-4)
+        assert ("chat" in own.counts["layout"]) == is_chat
+
+
 def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:
     model = load_process_reward(str(tiny_prm))
     model.save_pretrained(tmp_path / "model")
@@ -156,14 +186,17 @@ def judgement(name: str, order: str, answer: str | None) -> PairJudgement:
     return PairJudgement(f"{name}/{order}/0", name, name, order, answer, "", "stop")
 
 
-def test_a_judge_scores_by_both_orders_and_a_place_is_a_tie() -> None:
+def test_a_judge_scores_by_both_orders_and_a_place_is_a_tie(tmp_path: Path) -> None:
     rows = [RankedResponses(name, "s", "Q", ["good"], ["bad"]) for name in "abcd"]
     answers = {"a": ("first", "first"), "b": ("first", "second"), "c": ("tie", "first"), "d": ("first", None)}
-    found = list(judged_scores(rows, [judgement(n, o, v) for n, both in answers.items()
-                                      for o, v in zip(("ab", "ba"), both, strict=True)]))  # fmt: skip
+    judgements = [judgement(n, o, v) for n, both in answers.items() for o, v in zip(("ab", "ba"), both, strict=True)]
+    write_records(tmp_path / "rows.jsonl", rows)
+    write_records(tmp_path / "judgements.jsonl", judgements[::-1])
+    stage = ScoreResponses(judgements=str(tmp_path / "judgements.jsonl"))
+    found = list(stage.run(str(tmp_path / "rows.jsonl"), context()))
     assert [(row.chosen, row.rejected) for row in found] == [([1.0], [0.0]), ([0.5], [0.5]), ([0.75], [0.25]), ([], [])]
     with pytest.raises(BadInput, match="'a' has no judgements in both orders"):
-        list(judged_scores(rows[:1], [judgement("a", "ab", "first")]))
+        judged_scores(rows[0], [judgement("a", "ab", "first")])
 
 
 def test_a_judge_is_asked_about_each_row_in_both_orders(tmp_path: Path) -> None:
@@ -175,7 +208,7 @@ def test_a_judge_is_asked_about_each_row_in_both_orders(tmp_path: Path) -> None:
     assert second.prompt.index("bad") < second.prompt.index("good")
     said = [requests.records(NOTES, None, one, [Sample("Verdict: A", [], "stop")])[0] for one in (first, second)]
     assert [row.answer for row in said] == ["first", "second"]  # it goes by the place
-    assert next(judged_scores([RankedResponses("a", "s", "Q", ["good"], ["bad"])], said)).chosen == [0.5]
+    assert judged_scores(RankedResponses("a", "s", "Q", ["good"], ["bad"]), said).chosen == [0.5]
     write_records(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(BadInput, match="'s/1' has more than two responses: a judge of pairs cannot be asked about it"):
         requests.pairs()
@@ -188,6 +221,7 @@ def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) ->
     )
     found = EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
     assert (found["score"], found["num_without_scores"]) == (0.5, 1)
+    assert (found["accuracy"]["mean"], found["accuracy"]["n"]) == (0.5, 2)
     write_records(tmp_path / "scores.jsonl", [ResponseScores("s/1", "s", [1.0], [0.0])] * 1)
     with pytest.raises(BadInput, match="no scores of the 3 responses of row 's/1'"):
         EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())

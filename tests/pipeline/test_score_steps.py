@@ -22,9 +22,10 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
 from espalier.models import precision
 from espalier.models.load import BadModel, load_config, load_tokenizer
+from espalier.models.published.layouts import Pieces
 from espalier.models.published.load import load_published
 from espalier.models.published.scoring import PublishedScorer, Solution
-from espalier.models.published.table import PUBLISHED
+from espalier.models.published.table import PUBLISHED, deviate
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
@@ -32,6 +33,8 @@ from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.prm.step_inputs import choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.process import score_step_tokens
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import StageConfig
 
 ROWS = [
     AnnotatedSolution(f"s{n}", f"p{n % 2}", f"How many are {n} and 2?", [f"{n} + 2 = {n + 2}", "So it is that."],
@@ -234,6 +237,47 @@ def test_two_ranks_score_what_one_process_does(two_classes: Path, tmp_path: Path
     assert "128" in said, "of rank 0; the other 72 are rank 1's"
 
 
+def test_a_deviation_is_named_recorded_and_not_mixed_with_what_is_published(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's documented inference puts a separator behind the prompt too; its training does not. By hand: ids put
+    together, and one plain pass."""
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda device_type: False)
+    write_records(tmp_path / "rows.jsonl", ROWS[:2])
+    tokenizer = load_tokenizer(str(two_classes))
+    network = AutoModelForTokenClassification.from_pretrained(two_classes).eval()
+    changed = {"after_question": "\n", "separator": "\n\n"}
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    found = list(ScoreSteps(str(two_classes), deviations=changed).run(str(tmp_path / "rows.jsonl"), context))
+    for row, scored in zip(ROWS, found, strict=False):
+        parts = [f"{row.question}\n", *(part for step in row.steps for part in (step, "\n\n"))]
+        encoded = [tokenizer(part, add_special_tokens=False).input_ids for part in parts]
+        ids = [tokenizer.bos_token_id] * (tokenizer.bos_token_id is not None) + [k for part in encoded for k in part]
+        ends = [len(ids) - 1 - sum(map(len, encoded[3:])), len(ids) - 1]
+        with torch.no_grad():
+            shares = torch.softmax(network(torch.tensor([ids])).logits[0, ends], dim=-1)[:, 1]
+        assert scored.scores == pytest.approx(shares.tolist(), abs=2e-5)
+    assert context.counts["layout"] == "trl"
+    assert context.counts["deviations"] == "after_question='\\n', separator='\\n\\n'"
+    with pytest.raises(BadInput, match=r"holds scores of another input or of other models \(layout differs\)"):
+        score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+
+
+def test_deviations_are_given_on_the_command_line_as_the_page_writes_them() -> None:
+    words = ["stage.model=m", "input=i", "output=o", 'stage.deviations={separator: "\\n\\n", begins: false}']
+    stage = build(compose_config(StageConfig, "stage/prm/score_steps", words).stage)
+    assert deviate(PUBLISHED["trl"], stage.deviations).layout == Pieces("\n\n")
+
+
+def test_solutions_beyond_the_length_that_is_set_get_no_scores(two_classes: Path, tmp_path: Path) -> None:
+    long = replace(ROWS[0], id="long", steps=[ROWS[0].steps[0], "So it is that. " * 20])
+    write_records(tmp_path / "rows.jsonl", [*ROWS, long])
+    found = score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", max_length=100)
+    assert [len(one.scores) for one in found] == [2, 2, 2, 2, 2, 0]
+    with pytest.raises(BadInput, match=r"other models \(max_length differs\)"):
+        score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+
+
 def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "rows.jsonl", ROWS)
     paths = (tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
@@ -243,6 +287,12 @@ def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path,
         score(two_classes, *paths, layout="task")
     with pytest.raises(BadInput, match=r"layout=tokens reads the ids of trajectories, and these solutions are text"):
         score(two_classes, *paths, layout="tokens")
+    with pytest.raises(BadInput, match=r"stage\.deviations\.system: this layout is made of separator, after_q"):
+        score(two_classes, *paths, deviations={"system": "x"})
+    with pytest.raises(BadInput, match=r"stage\.deviations\.separator must be of the kind of '\\n', got 3"):
+        score(two_classes, *paths, deviations={"separator": 3})
+    with pytest.raises(BadInput, match=r"stage\.deviations are of how others' models are read, and .* as task"):
+        score(two_classes, *paths, task=WordArithmetic(), layout="task", deviations={"separator": " "})
 
 
 def test_processbench_goes_from_its_file_to_a_table(

@@ -16,9 +16,21 @@ from pyarrow import parquet
 
 from espalier.data import tables
 from espalier.data.jsonl import write_json, write_records
-from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
+from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
+from espalier.data.ranked_responses import RankedResponses, ResponseScores
+from espalier.data.records import (
+    AnnotatedSolution,
+    Completion,
+    PreferencePair,
+    State,
+    StepScores,
+    StepValues,
+    Trajectory,
+)
 from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
+from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
+from espalier.pipeline.evaluation.score_responses import ScoreResponses
 from espalier.pipeline.pairs.build_preferences import (
     OutcomePreferences,
     PartialPreferences,
@@ -29,6 +41,7 @@ from espalier.pipeline.pairs.check_pairs import CheckPairs
 from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
+from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
@@ -61,7 +74,39 @@ def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, paddi
     for name, part in files.items():
         write_records(folder / f"{name}.jsonl", rng.sample(part, len(part)) if is_shuffled else part)  # type: ignore[arg-type]
     write_records(folder / "pairs.jsonl", _pairs(rng, rows, padding))
+    _write_judged(folder, num_problems, padding)
+    _write_responses(folder, num_problems, padding)
     return folder
+
+
+def _write_judged(folder: Path, num_problems: int, padding: str) -> None:
+    """Three judged solutions per problem, two of them a pair, in any order, and their scores."""
+    rng = random.Random(num_problems)
+    rows: list[AnnotatedSolution] = []
+    for problem in range(num_problems):
+        for name, info in (("a", {}), ("m", {"group": "other", "pair": problem, "is_chosen": False}),
+                           ("o", {"group": "original", "pair": problem, "is_chosen": True})):  # fmt: skip
+            steps = [f"x{padding}"] * rng.randint(2, 5)
+            first = -1 if name == "o" else rng.randrange(-1, len(steps))
+            labels = [rng.choice([1.0, 0.0, None]) for _ in steps]
+            rows.append(
+                AnnotatedSolution(f"{problem}/{name}", f"q{problem}", "Q", steps, labels, first, None, info=info)
+            )
+    write_records(folder / "judged.jsonl", rng.sample(rows, len(rows)))
+    scores = [StepScores(row.id, row.problem_id, [round(rng.random(), 2) for _ in row.steps]) for row in rows]
+    write_records(folder / "judged_scores.jsonl", scores)
+
+
+def _write_responses(folder: Path, num_rows: int, padding: str) -> None:
+    """Right and wrong responses in two subsets, their scores, and what a judge says of them."""
+    rng = random.Random(num_rows)
+    rows = [RankedResponses(f"r{n}", rng.choice("ab"), f"Q{padding}", ["good"], ["bad"]) for n in range(num_rows)]
+    write_records(folder / "responses.jsonl", rows)
+    scores = [ResponseScores(row.id, row.subset, [rng.randint(0, 9) / 9], [rng.randint(0, 9) / 9]) for row in rows]
+    write_records(folder / "response_scores.jsonl", rng.sample(scores, len(scores)))
+    said = [PairJudgement(f"{row.id}/{order}/0", row.id, row.id, order, rng.choice(VERDICTS), padding, "stop")
+            for row in rows for order in ORDERS]  # fmt: skip
+    write_records(folder / "judgements.jsonl", rng.sample(said, len(said)))
 
 
 def _pairs(rng: random.Random, rows: list[Trajectory], padding: str) -> list[PreferencePair]:
@@ -121,6 +166,9 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
         "evaluate": (Evaluate(greedy="", scores=scores), rows),
         "prm_calibration": (EvaluateProcessReward(scores, held_out_share=0.7), values),
         "check_pairs": (CheckPairs(values, scores, largest_wrong_share=1), paths["pairs"]),
+        "evaluate_prm_benchmarks": (EvaluatePRMBenchmarks(paths["judged_scores"], tune_share=0.4), paths["judged"]),
+        "evaluate_reward_model": (EvaluateRewardModel(paths["response_scores"]), paths["responses"]),
+        "score_responses": (ScoreResponses(judgements=paths["judgements"]), paths["responses"]),
         "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
     }
 
@@ -148,9 +196,13 @@ OF_ALL_ROWS = {
     "evaluate": "71a538c99baba467",
     "prm_calibration": "88143d6a3692b316",
     "check_pairs": "77766f9b96853fd0",
+    "evaluate_prm_benchmarks": "41c1d43a379b87a7",
+    "evaluate_reward_model": "eb7b3d93e4b3ac40",
+    "score_responses": "da59f52cebe60287",
     "select_demonstrations": "5916b48a371828c8",
 }
-"""SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory"""
+"""SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
+evaluate_reward_model has come since"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
@@ -172,7 +224,7 @@ def test_memory_does_not_grow_with_the_rows(
 ) -> None:
     """Five times the rows. Draws of the bootstrap have a bound of their own, which is lowered here."""
     monkeypatch.setattr(intervals, "CELLS", 1_000)
-    monkeypatch.setattr(step_score_metrics, "CELLS", 1_000)
+    monkeypatch.setattr(step_score_metrics, "CELLS", 4_000)
     peaks = []
     for folder in two_sizes:
         stage, path = stages(folder)[name]
@@ -182,6 +234,21 @@ def test_memory_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0] + 100_000
+
+
+def test_memory_of_scored_responses_does_not_grow_with_the_rows(tiny_prm: Path, tmp_path: Path) -> None:
+    """Beside the network: its tensors are not counted, what is read and kept is."""
+    peaks = []
+    for number in (60, 300):
+        rows = [RankedResponses(f"r{n}", "", "1 + 2 = " * 12, [f" {n}" * 40], [" 6"]) for n in range(number)]
+        write_records(tmp_path / f"{number}.jsonl", rows)
+        stage = ScoreResponses(model=str(tiny_prm), batch_tokens=1024)
+        run(stage, str(tmp_path / f"{number}.jsonl"), tmp_path / f"warm-{number}")
+        tracemalloc.start()
+        run(stage, str(tmp_path / f"{number}.jsonl"), tmp_path / f"out-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -122,6 +122,22 @@ def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list
         assert [word for word in command if word.startswith("task=")] == task
 
 
+def test_pairs_are_scored_by_steps_or_as_a_whole(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    given = ["split.stage.by=paragraphs", "whole.stage.is_chat=true"]
+    commands = stages(script("prm=x,y", "read_as=qwen,whole", "pairs=f", "run=b", *given, name="prm_benchmark.sh"))
+    configs = [command[command.index("-cn") + 1] for command in commands]
+    assert configs == [
+        "evaluation/import_comparisons", "prm/split_responses", "prm/score_steps", "prm/evaluate_prm_benchmarks",
+        "evaluation/score_responses", "evaluation/evaluate_reward_model", "pages/show_scorers",
+    ]  # fmt: skip
+    for command, config in zip(commands, configs, strict=True):
+        compose_config(CONF / "stage", config, *command[command.index("-cn") + 2 :])
+    assert "stage.by=paragraphs" in commands[1]
+    assert {"stage.model=x", "stage.layout=qwen", "output=b/1/pair_scores.jsonl"} <= set(commands[2])
+    assert {"stage.model=y", "stage.is_chat=true", "output=b/2/response_scores.jsonl"} <= set(commands[4])
+
+
 @pytest.mark.parametrize(("name", "given"), [
     ("iterate.sh", "method=restem prm.update.learning_rate=1e-6"),
     ("iterate.sh", "method=dpo_positive complete.params.n=2"),
@@ -131,6 +147,10 @@ def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list
     ("prm_benchmark.sh", "prm=a samples=F evaluate.stage.tune_share=0.1"),
     ("prm_benchmark.sh", "prm=a samples=F calibrate.stage.bins=3"),
     ("prm_benchmark.sh", "prm=a file=F step_values=V"),
+    ("prm_benchmark.sh", "prm=a file=F split.stage.by=math"),
+    ("prm_benchmark.sh", "prm=a pairs=F whole.stage.is_chat=true"),
+    ("prm_benchmark.sh", "prm=a file=F read_as=whole"),
+    ("prm_benchmark.sh", "prm=a,b,c pairs=F read_as=qwen,whole"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
     policy = [] if name == "prm_benchmark.sh" else ["policy=a"]

@@ -68,8 +68,14 @@ def test_a_long_text_takes_no_more_than_linear_time(unit: str) -> None:
 
 @pytest.mark.parametrize("name", ["line", "", "Math", None, ["math"]])
 def test_an_unknown_splitter_names_those_there_are(name: str) -> None:
-    with pytest.raises(BadInput, match="choose one of lines, gsm8k, math, react, sentences, sub_questions"):
+    with pytest.raises(BadInput, match="choose one of lines, paragraphs, gsm8k, math, react, sentences, sub_questions"):
         splitter(name)
+
+
+def test_paragraphs_are_parted_by_blank_lines_whatever_their_spaces() -> None:
+    text = "\n\nA\nB\n\nC\n \t\n\nD\n"
+    assert splitter("paragraphs")(text) == ["\n\nA\nB\n\n", "C\n \t\n\n", "D\n"]
+    assert splitter("paragraphs")("A\nB") == ["A\nB"]
 
 
 @pytest.mark.parametrize(
