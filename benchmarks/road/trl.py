@@ -10,8 +10,11 @@ one whose assistant is marked. A cell of the table says `equal`, or what TRL's s
 
 - `end`: what the template writes behind the end token of a turn (a newline) is dropped or not learnt;
 - `opening`: the newline that opens the answer, which the prompt of a sample writes, is not learnt;
+- `apart`: the same text, in which the prompt ends within a token of TRL's: TRL learns that token, which no answer to
+  this prompt begins with, and here prompt and answer are tokenised apart;
 
-anything else is `differs`. Two minutes on a core.
+anything else is `differs`. Then a process and an outcome reward model of this project's shape with random weights are
+read by TRL's trainers: `trl_scores_gap` is the largest difference of a score to this project's. Three minutes on a core.
 """
 
 import argparse
@@ -19,12 +22,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
 
 from benchmarks.result import count
 from benchmarks.silence.real_tokenizers import build
@@ -34,17 +38,23 @@ from espalier.data.jsonl import write_records
 from espalier.data.prompts import PromptTemplate
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
-from espalier.models.published.scoring import Solution, read_as
+from espalier.models.published.load import load_published, row_of
+from espalier.models.published.scoring import PublishedScorer, Solution, read_as
 from espalier.models.published.table import PUBLISHED
+from espalier.models.scalar_head import load_process_reward
+from espalier.models.tiny import build_tiny
 from espalier.pipeline.pairs.import_preferences import ImportPreferences
+from espalier.pipeline.prm.export_classifier import ExportClassifier
 from espalier.pipeline.problems.import_conversations import ImportConversations
 from espalier.pipeline.stage import StageContext
+from espalier.rewards.outcome_model import last_logits
 
 ROOT = Path(__file__).resolve().parents[2]
 HOW = "bash scripts/bench.sh road trl"
 PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 WITH_PRM = ROOT / ".venv-bench" / "trl-with-prm"
 UNREAD = -100
+VERDICTS = ("equal", "end", "opening, end", "apart", "differs")  # the worst last
 MAX_LENGTH = 4096
 Row = dict[str, Any]
 
@@ -283,7 +293,10 @@ def verdict(ours: Tokens, theirs: Tokens, tokenizer: Any) -> str:
     opening = tokenizer("a\n", add_special_tokens=False).input_ids[-1]
     ends = without_ends(theirs, tokenizer.eos_token_id)
     ways = {"equal": theirs, "end": ends, "opening, end": without_openings(ends, opening)}
-    return next((name for name, changed in ways.items() if seen(changed) == seen(ours)), "differs")
+    if found := next((name for name, changed in ways.items() if seen(changed) == seen(ours)), ""):
+        return found
+    texts = [tokenizer.decode(seen(side).ids) for side in (ours, ends)]
+    return "apart" if texts[0] == texts[1] and ours.value == theirs.value else "differs"
 
 
 def compare(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
@@ -311,7 +324,59 @@ def _worst(case: Case, tokenizer: Path, theirs: Sequence[Tokens], path: Path) ->
     if len(ours) != len(theirs):
         return "differs"
     verdicts = [verdict(*sides, loaded) for sides in zip(ours, theirs, strict=True)]
-    return max(verdicts, key=["equal", "end", "opening, end", "differs"].index)
+    return max(verdicts, key=VERDICTS.index)
+
+
+def write_reward_model(policy: str, folder: Path, seed: int) -> Path:
+    """Write a policy's body with a random head of one number, as training leaves a reward model; its folder."""
+    model = load_process_reward(policy, 1)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.get_submodule("score").parameters():
+            weight.normal_(std=0.3, generator=draw)
+    model.save_pretrained(folder)
+    load_tokenizer(policy).save_pretrained(folder)
+    return folder
+
+
+def score_gaps(folder: Path) -> dict[str, float]:
+    """Return the largest difference of a score between TRL's trainers and this project: of a process reward model that
+    was exported as a plain classifier, and of the differences between the two sides of pairs by an outcome reward model
+    (transformers' classifier of texts has no bias in its head)."""
+    texts = [row["prompt"] + "\n".join(row["completions"]) for row in STEPS]
+    policy = str(build_tiny(folder / "policy", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=320,
+                            max_length=512, seed=0))  # fmt: skip
+    process, outcome = (write_reward_model(policy, folder / name, seed) for seed, name in enumerate(("prm", "orm")))
+    plain = folder / "plain"
+    ExportClassifier(str(process), layout="tokens").run("", StageContext(None, plain, 60.0))
+    (answer,) = ask_trl([{"trainer": "prm", "tokenizer": str(plain), "model": str(plain), "rows": STEPS, "options": {}}],
+                        folder / "trl-prm", has_prm=True)["answers"]  # fmt: skip
+    theirs = [score for row in answer for score in row["scores"]]
+    row, tokenizer = row_of("trl", str(plain)), load_tokenizer(str(plain))
+    scorer = PublishedScorer(load_published(str(plain), row), tokenizer, row, "fp32")
+    solutions = [Solution("row", one["prompt"], one["completions"]) for one in STEPS]
+    ours = [score for row in scorer.scores(solutions) for score in row]
+    own = load_process_reward(str(process)).train(False)
+    ends = [[place for place, label in enumerate(one["labels"]) if label != UNREAD] for one in answer]
+    with torch.no_grad():
+        logits = [own(torch.tensor([one["ids"]])).logits[0, places, 0] for one, places in zip(answer, ends, strict=True)]
+    trained = torch.sigmoid(torch.cat(logits)).tolist()
+    (answer,) = ask_trl([{"trainer": "reward", "tokenizer": policy, "model": str(outcome), "rows": _PAIRS,
+                          "options": {}}], folder / "trl-orm")["answers"]  # fmt: skip
+    (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in _PAIRS))
+    ids = [one.ids for one in _ends(folder / "rows.jsonl", Path(policy))]
+    assert ids == [one["ids"] for one in answer]
+    rewards = [float(one) for one in last_logits(load_process_reward(str(outcome)), ids, 4096)]
+    return {"process": _gap(theirs, ours), "process, as trained": _gap(theirs, trained),
+            "outcome, of pairs": _gap(_margins([one["scores"][0] for one in answer]), _margins(rewards))}  # fmt: skip
+
+
+def _gap(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _margins(rewards: Sequence[float]) -> list[float]:
+    return [good - bad for good, bad in zip(rewards[0::2], rewards[1::2], strict=True)]
 
 
 def measure(words: Sequence[str]) -> dict[str, Any]:
@@ -320,12 +385,19 @@ def measure(words: Sequence[str]) -> dict[str, Any]:
     subprocess.run(["bash", "scripts/install_bench.sh"], cwd=ROOT, check=True)
     with TemporaryDirectory() as scratch:
         found, versions = compare(Path(scratch))
+        gaps = score_gaps(Path(scratch))
     cells = [cell for row in found.values() for cell in row.values()]
+    unit = f"layouts x chat templates, {cells.count('equal')} of them equal as they are"
+    largest = round(max(gaps.values()), 7)
     return {
-        "figures": {"trl_tokens_alike": count(sum(cell != "differs" for cell in cells), len(cells),
-                                              f"layouts x templates, {cells.count('equal')} equal as they are", how=HOW)},
+        "figures": {
+            "trl_tokens_alike": count(len(cells) - cells.count("differs"), len(cells), unit, how=HOW),
+            "trl_scores_gap": {"value": largest, "low": largest, "high": largest, "unit": "score, fp32", "goal": 1e-5,
+                               "better": "lower", "met": largest <= 1e-5, "how": HOW},
+        },
         "tables": [{"title": "Tokens and masks of TRL's trainers and of this project, by chat template",
                     "columns": ["layout", *TEMPLATES],
                     "rows": [[layout, *(row.get(name, "") for name in TEMPLATES)] for layout, row in found.items()]}],
+        "gaps": gaps,
         **versions,
     }  # fmt: skip
