@@ -121,8 +121,8 @@ def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
 
 
 def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
-    """Return the pair of two texts that begin alike, each tokenised in one piece: where they part nothing is sampled, so
-    that no word is cut in two there. The prompt ends with the last token that it and both texts begin with."""
+    """Return the pair of two texts that begin alike, each tokenised in one piece: nothing is sampled from where they
+    part, which may lie within a word. The prompt ends with the last token that it and both texts begin with."""
     wholes = [_text(row, name) for name in ("chosen", "rejected")]
     prompt, *rest = split_prompt(*wholes)
     _check_parts(prompt, *rest)
