@@ -60,6 +60,7 @@ def expected(layout: str, template: str) -> str:
 
 @needs_trl
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_layout_is_learnt_as_trl_learns_it(tmp_path: Path) -> None:
     pytest.importorskip("mistral_common", reason="the published tokenizers lie in the package mistral_common")
     found, _ = trl.compare(tmp_path)
@@ -70,6 +71,7 @@ def test_every_layout_is_learnt_as_trl_learns_it(tmp_path: Path) -> None:
 
 @needs_trl
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_trl_scores_exported_models_as_we_do(tmp_path: Path) -> None:
     gaps = trl.score_gaps(tmp_path)
     assert len(gaps) == 3
