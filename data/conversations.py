@@ -135,8 +135,9 @@ def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
         raise BadRow("the pair has no prompt: chosen and rejected do not begin with the same token")
     if tokens.text == wholes[0]:
         prompt = tokens.text[: tokens.ends[end]]
-    rest = [text[len(prompt) :] for text in wholes]
-    return PairTokens(prompt, *rest, sides[0][:end], *(_ended(tokenizer, ids[end:]) for ids in sides))
+    chosen, rejected = (text[len(prompt) :] for text in wholes)
+    chosen_ids, rejected_ids = (_ended(tokenizer, ids[end:]) for ids in sides)
+    return PairTokens(prompt, chosen, rejected, sides[0][:end], chosen_ids, rejected_ids)
 
 
 def ended_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> list[int]:
