@@ -21,7 +21,8 @@ from typing import Any
 from espalier.data.prompts import encode_text, write_chat
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row
-from espalier.data.token_text import encode_response
+from espalier.data.steps import Decoder
+from espalier.data.token_text import encode_response, read_tokens
 
 Turn = dict[str, str]
 _KEYS = ("role", "content", "name")
@@ -85,8 +86,7 @@ def is_conversational(row: Row, name: str) -> bool:
 def split_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Return (prompt, chosen, rejected) of two texts that begin alike: what they share is the prompt, less a space at
     its end (TRL's rule)."""
-    shared = next((k for k, pair in enumerate(zip(chosen, rejected, strict=False)) if len(set(pair)) > 1), None)
-    end = min(len(chosen), len(rejected)) if shared is None else shared
+    end = _shared(chosen, rejected)
     if end and chosen[end - 1] == " ":
         end -= 1
     return chosen[:end], chosen[end:], rejected[end:]
@@ -94,9 +94,14 @@ def split_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 def split_turns(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> tuple[list[Turn], list[Turn], list[Turn]]:
     """Return (prompt, chosen, rejected) of two conversations that begin alike."""
-    pairs = zip(chosen, rejected, strict=False)
-    end = next((k for k, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    end = _shared(chosen, rejected)
     return list(chosen[:end]), list(chosen[end:]), list(rejected[end:])
+
+
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many things two sequences begin alike with."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
@@ -104,10 +109,9 @@ def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
     template cannot be used."""
     if is_conversational(row, "chosen"):
         return _pair_of_turns(row, tokenizer)
-    if row.has("prompt"):
-        prompt, chosen, rejected = (_text(row, name) for name in ("prompt", "chosen", "rejected"))
-    else:
-        prompt, chosen, rejected = split_prompt(_text(row, "chosen"), _text(row, "rejected"))
+    if not row.has("prompt"):
+        return _pair_of_wholes(row, tokenizer)
+    prompt, chosen, rejected = (_text(row, name) for name in ("prompt", "chosen", "rejected"))
     _check_parts(prompt, chosen, rejected)
     if chosen.startswith(prompt) and rejected.startswith(prompt):
         raise BadRow("chosen and rejected repeat the prompt: leave prompt out, and it is what both begin with")
@@ -116,9 +120,32 @@ def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
     return PairTokens(prompt, chosen, rejected, prompt_ids, *sides)
 
 
+def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
+    """Return the pair of two texts that begin alike, each tokenised in one piece: nothing is sampled from where they
+    part, which may lie within a word. The prompt ends with the last token that it and both texts begin with."""
+    wholes = [_text(row, name) for name in ("chosen", "rejected")]
+    prompt, *rest = split_prompt(*wholes)
+    _check_parts(prompt, *rest)
+    prompt_ids, *sides = (encode_text(tokenizer, text, row.place) for text in (prompt, *wholes))
+    tokens = read_tokens([], sides[0], Decoder(tokenizer))
+    end = min(_shared(prompt_ids, ids) for ids in sides)
+    while end and not tokens.is_border[end]:
+        end -= 1
+    if not tokens.ends[end]:
+        raise BadRow("the pair has no prompt: chosen and rejected do not begin with the same token")
+    if tokens.text == wholes[0]:
+        prompt = tokens.text[: tokens.ends[end]]
+    chosen, rejected = (text[len(prompt) :] for text in wholes)
+    chosen_ids, rejected_ids = (_ended(tokenizer, ids[end:]) for ids in sides)
+    return PairTokens(prompt, chosen, rejected, sides[0][:end], chosen_ids, rejected_ids)
+
+
 def ended_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> list[int]:
     """Return the tokens of a response and one end token, which its text may have written already."""
-    ids = encode_response(tokenizer, prompt_ids, text)[0]
+    return _ended(tokenizer, encode_response(tokenizer, prompt_ids, text)[0])
+
+
+def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
     return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]
 
 

@@ -17,7 +17,7 @@ from benchmarks.result import RESULTS, machine, write_result
 from espalier.runtime.run_dir import code_commit
 
 # modules of benchmarks/road with `measure(words)`
-SECTIONS = ("processbench", "prm_scoring", "prm_seeds", "streams")
+SECTIONS = ("processbench", "prm_scoring", "prm_seeds", "streams", "trl")
 _STAMP = ("date", "commit", "machine")
 
 

@@ -74,6 +74,8 @@ class ProblemFile(PublishedTask):
             raise BadRow(f"the answer must be a text, a number or a list of texts, got {str(gold)[:60]!r}")
         gold = self._answer(gold) if isinstance(gold, str) else [*map(self._answer, gold)]
         question = read_question(row, self.template.system, ("prompt",))
+        if isinstance(row.fields["prompt"], str):
+            question = row.fields["prompt"]  # as it stands: a base model goes on behind its last space or newline
         more = {name: row.fields[name] for name in ("info", "context", "options") if row.has(name)}
         return {"id": str(identity) if is_name else "", "question": question, "gold": gold, **more}
 

@@ -120,6 +120,27 @@ def test_an_implicit_prompt_is_what_both_texts_begin_with(
     assert split_prompt(chosen, rejected) == parts
 
 
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "first"),
+    [
+        ("The sky is blueish today.", "The sky is bluest.", "The sky is"),  # they part within a word
+        ("The sky is blue.", "The sky is green.", "The sky is"),
+        ("So it is 数.", "So it is 敷.", "So it is"),  # whose bytes begin alike
+    ],
+)
+def test_an_implicit_prompt_ends_between_tokens_of_both_whole_texts(
+    chosen: str, rejected: str, first: str, chat: Any
+) -> None:
+    """Where texts part is no place at which anything is sampled: a word is not cut in two tokens there."""
+    found = pair_tokens(row(chosen=chosen, rejected=rejected), chat)
+    end = chat.eos_token_id
+    assert found.prompt_ids + found.chosen_ids == [*ids(chat, chosen), end]
+    assert found.prompt_ids + found.rejected_ids == [*ids(chat, rejected), end]
+    assert (found.prompt + found.chosen, found.prompt + found.rejected) == (chosen, rejected)
+    assert chat.decode(found.prompt_ids) == found.prompt
+    assert found.prompt.startswith(first)
+
+
 @pytest.mark.parametrize("has_prompt", ["turns", "text", "none"])
 def test_a_pair_of_conversations_is_the_same_pair_in_every_layout(has_prompt: str, chat: Any) -> None:
     """Explicit turns; UltraFeedback's, whose prompt is a text; and none at all."""

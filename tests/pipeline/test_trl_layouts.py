@@ -169,6 +169,15 @@ def test_a_row_of_prompts_asks_its_prompt_and_keeps_what_a_problem_has(tmp_path:
     assert prompts(tmp_path, row, kind="choice") == [Problem("a", "What is 2+3?", "B", **more)]
 
 
+def test_a_plain_prompt_is_put_to_the_model_as_it_stands(model: str, tmp_path: Path) -> None:
+    """White space at its end too: a base model goes on from there."""
+    text = "  Mia has 3 apples.\nHow many?\n"
+    (problem,) = prompts(tmp_path, {"prompt": text})
+    tokenizer = load_tokenizer(model)
+    encoded = PromptTemplate("{question}", is_chat=False).encode(tokenizer, problem)
+    assert (encoded.text, encoded.ids) == (text, tokenizer(text).input_ids)
+
+
 @pytest.mark.parametrize(("more", "message"), [
     ({"prompt": [*user("2 + 3?"), *assistant("So")]}, "prompt has the turns user, assistant: one of the user is read"),
     ({"options": {"A": "4"}}, "options must be list.*: give the column another name"),
