@@ -1,7 +1,10 @@
-"""The result file of a benchmark: machine, commit, versions and figures with goal and command."""
+"""The result file of a benchmark: machine, commit, versions and figures with goal and command; and what a run that was
+cut has kept of it."""
 
+import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,19 @@ def count(value: int, goal: int, unit: str, *, how: str, better: str = "higher")
     is_met = value >= goal if better == "higher" else value <= goal
     return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": better, "met": is_met,
             "how": how}  # fmt: skip
+
+
+def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """Return what an earlier run made with these settings at this commit on this machine, and
+    kept in a file, else make and keep it. Of a tree that was changed since nothing is reused."""
+    settings = {**settings, "commit": code_commit(), "machine": machine()}
+    is_known = not str(settings["commit"]).endswith(("-dirty", "unknown"))
+    if is_known and path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
+        return found["made"]
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"settings": settings, "made": made})
+    return made
 
 
 def write_result(

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,9 +37,9 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from benchmarks.processes.sides import load_before
-from benchmarks.result import RESULTS, count, figure, machine
+from benchmarks.result import RESULTS, count, figure, kept, machine
 from benchmarks.road.published_models import build_tokenizers, write_model
-from espalier.data.jsonl import read_records, write_json, write_records
+from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import AnnotatedSolution, StepScores
 from espalier.models.load import load_tokenizer
 from espalier.models.precision import AUTO, BF16, FP32, autocast, is_bf16
@@ -138,19 +138,6 @@ def largest_gap(some: Sequence[Sequence[float]], others: Sequence[Sequence[float
     """Return the largest difference of a score. Raises ValueError where they are of other solutions or steps."""
     pairs = [pair for one, other in zip(some, others, strict=True) for pair in zip(one, other, strict=True)]
     return max(abs(one - other) for one, other in pairs)
-
-
-def kept(path: Path, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """Return what an earlier run made with these settings at this commit on this machine, and
-    kept in a file, else make and keep it. Of a tree that was changed since nothing is reused."""
-    settings = {**settings, "commit": code_commit(), "precision": precision(), "machine": machine()}
-    is_known = not str(settings["commit"]).endswith(("-dirty", "unknown"))
-    if is_known and path.is_file() and (found := json.loads(path.read_text()))["settings"] == settings:
-        return found["made"]
-    made = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": settings, "made": made})
-    return made
 
 
 def exact() -> tuple[int, list[str]]:
@@ -294,14 +281,16 @@ def measure(words: Sequence[str]) -> dict[str, Any]:
         stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"),
                  "precision": computed_in, "load_before": load_before()}  # fmt: skip
         if cell == "exact":
-            part = exact_part(*kept(work / "exact.json", {}, exact))
+            part = exact_part(*kept(work / "exact.json", {"precision": computed_in}, exact))
         elif cell == "gaps":
             part = gaps_part(
-                {layout: kept(work / f"gap-{layout}.json", {}, partial(gap, layout)) for layout in args.layouts},
+                {layout: kept(work / f"gap-{layout}.json", {"precision": computed_in}, partial(gap, layout))
+                 for layout in args.layouts},
                 computed_in,
-            )
+            )  # fmt: skip
         else:
-            settings, make = {"solutions": args.solutions}, partial(speed_round, args.solutions)
+            settings = {"solutions": args.solutions, "precision": computed_in}
+            make = partial(speed_round, args.solutions)
             rounds = [kept(work / f"speed-{k}.json", settings, make) for k in range(args.rounds)]
             part = speed_part(rounds, args.solutions, computed_in)
         parts[cell] = {**part, "made": stamp}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.processes.sides import serve
 from benchmarks.training.corpus import read_ids
-from benchmarks.training.settings import BETAS, SETTINGS
+from benchmarks.training.settings import BETAS, read_settings
 
 MICRO_BATCH = 8
 ATTENTION = "sdpa"
@@ -41,7 +41,7 @@ class PlainLoop:
     """`run` trains from the initial weights."""
 
     def __init__(self, folder: Path):
-        self.path = folder / "policy"
+        self.path, self.settings = folder / "policy", read_settings(folder, "sft")
         self.rows = {row["id"]: row for row in read_ids(folder, "sft")}
 
     def run(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class PlainLoop:
         model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation=ATTENTION)
         model.config.use_cache = False
         model.train()
-        settings = SETTINGS["sft"]
+        settings = self.settings
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.learning_rate, betas=BETAS, weight_decay=0.0, fused=True
         )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import result
 from benchmarks.road import prm_scoring
 from benchmarks.road.prm_scoring import (
     AS_CLASSIFIERS,
@@ -15,14 +16,15 @@ from benchmarks.road.prm_scoring import (
     engine_words,
     exact_part,
     gaps_part,
-    kept,
     largest_gap,
     measure,
     merged,
     solutions,
     speed_part,
 )
+from benchmarks.result import kept
 from benchmarks.road.road import SECTIONS, runs_table
+from espalier.data.jsonl import write_json
 
 
 def test_engines_and_the_loop_compute_in_the_precision_that_the_stage_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +91,9 @@ def test_throughput_is_the_median_of_the_rounds_each_beside_its_own_loop() -> No
     assert part["seconds"] == rounds
 
 
-def test_what_is_kept_is_made_again_where_settings_or_precision_differ(
+def test_what_is_kept_is_made_again_where_settings_commit_or_machine_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prm_scoring, "precision", lambda: "fp32")
     made: list[int] = []
 
     def make() -> int:
@@ -100,16 +101,15 @@ def test_what_is_kept_is_made_again_where_settings_or_precision_differ(
         return made[-1]
 
     path = tmp_path / "work" / "one.json"
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "one")
+    monkeypatch.setattr(result, "code_commit", lambda: "one")
     assert [kept(path, {"solutions": 4}, make) for _ in range(2)] == [0, 0]
     assert kept(path, {"solutions": 8}, make) == 1
-    monkeypatch.setattr(prm_scoring, "precision", lambda: "bf16")
-    assert kept(path, {"solutions": 8}, make) == 2
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another")
+    assert kept(path, {"solutions": 8, "precision": "bf16"}, make) == 2
+    monkeypatch.setattr(result, "code_commit", lambda: "another")
     assert kept(path, {"solutions": 8}, make) == 3
-    monkeypatch.setattr(prm_scoring, "machine", lambda: "another")
+    monkeypatch.setattr(result, "machine", lambda: "another")
     assert kept(path, {"solutions": 8}, make) == 4
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "another-dirty")
+    monkeypatch.setattr(result, "code_commit", lambda: "another-dirty")
     assert [kept(path, {"solutions": 8}, make) for _ in range(2)] == [5, 6]
 
 
@@ -119,7 +119,7 @@ def test_a_cell_that_is_run_alone_leaves_the_others_as_they_were(
     stamp = {"machine": "m", "commit": "c", "date": "2020-01-01"}
     before = merged({"speed": {**speed_part([{"loop": 4.0, "transformers": 1.0, "engines": 2.0}], 4, "bf16"),
                                "made": stamp}})  # fmt: skip
-    prm_scoring.write_json(tmp_path / "road.json", {"detail": {"prm_scoring": before}})
+    write_json(tmp_path / "road.json", {"detail": {"prm_scoring": before}})
     monkeypatch.setattr(prm_scoring, "RESULTS", tmp_path)
     monkeypatch.setattr(prm_scoring, "exact", lambda: (16, []))
     part = measure(["exact", "--work", str(tmp_path / "work")])

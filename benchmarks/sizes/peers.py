@@ -1,0 +1,238 @@
+"""A network of Qwen2.5-0.5B's shape (random weights, the full vocabulary of 151,936, float32) beside TRL, on a CPU: the
+seconds of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses.
+
+    bash scripts/bench.sh sizes peers [--methods sft dpo prm] [--rounds 3] [--steps 3] [--batch 8] [--threads 2]
+
+The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
+gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
+same order from the same weights; losses that are not equal in every step, to 1e-3 of them, are an error and no figure.
+A side is a process of its own that nothing else runs beside (three would not fit), and the sides take turns, round by
+round. The first step of a process is left out of its seconds. Its peak memory is the most that it was resident with
+until its last step ended, loading and the passes of a reference included (VmHWM).
+
+With `--threads 1`, seconds are those of CPU that the process itself used, which other programs on the machine do not
+count into. What is done is kept in --work: the same command at the same commit goes on from there. Methods that are not
+named stay as they are in benchmarks/results/sizes.json.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.processes.forked import ROOT, exit_code, start
+from benchmarks.processes.sides import Side, load_before
+from benchmarks.result import RESULTS, figure, kept, machine
+from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY, QwenShape, write_qwen
+from benchmarks.training.corpus import Lengths, Sizes, build, read_ids, tokens_of
+from benchmarks.training.settings import Settings
+from espalier.runtime.run_dir import code_commit
+
+HOW = "bash scripts/bench.sh sizes peers"
+METHODS = ("sft", "dpo", "prm")
+SIDES = {"product": "this project", "default": "TRL as it comes", "best": "TRL at its best"}
+SPEED_GOALS = {"default": 1.5, "best": 1.0}
+MEMORY_GOAL = 0.8
+LARGEST_GAP = 1e-3  # of a loss, relative: float32
+# A quarter of the lengths of `benchmarks.training`: 3 GFLOP per token.
+LENGTHS = Lengths(demonstration=(8, 128), side=(4, 16), prompt=(8, 24), steps=(3, 12), step=(2, 6))
+# Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
+OWN = ("update.micro_batch_tokens=256",)
+# Of TRL, beside what `benchmarks.training.peer` found for a small network.
+BEST: dict[str, dict[str, Any]] = {
+    "sft": {"padding_free": True, "max_length": None},
+    "dpo": {"padding_free": True, "max_length": None},
+    "prm": {},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`batch` examples per step (pairs: half of it), so many `steps` of a process, `rounds` of all sides."""
+
+    shape: QwenShape
+    batch: int
+    steps: int
+    rounds: int
+    threads: int
+
+    def settings(self) -> dict[str, Settings]:
+        """Return what the sides of each method have in common."""
+        whole = Settings(self.batch, 1e-5, "fp32")
+        return {"sft": whole, "dpo": replace(whole, batch_size=max(1, self.batch // 2)), "prm": whole}
+
+    def data(self, work: Path) -> Path:
+        """Return the folder of the network and its examples, which is made where it is not there."""
+        folder = work / f"data-{self.shape.hidden_size}-{self.batch}-{self.steps}"
+        if not folder.is_dir():
+            partial_folder = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+            partial_folder.mkdir(parents=True)
+            if exit_code(start(lambda: self._build(partial_folder))):
+                raise SystemExit("error: the network and its examples were not made: the reason stands above")
+            partial_folder.replace(folder)
+        return folder
+
+    def _build(self, folder: Path) -> None:
+        number = self.batch * self.steps
+        build(folder, Sizes(number, max(1, number // 2), number), lengths=LENGTHS, settings=self.settings(),
+              write_policy=partial(write_qwen, shape=self.shape))  # fmt: skip
+
+
+def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
+    """Return how a side is started, and its PYTHONPATH."""
+    if side == "product":
+        return [sys.executable, "-m", "benchmarks.training.product", str(folder), method, *OWN], str(ROOT)
+    options = json.dumps(BEST[method] | {"micro": read_batch(folder, method)}) if side == "best" else "{}"
+    peer = [arguments.trl_python, "-m", "benchmarks.training.peer", str(folder), method, side, "--options", options]
+    return peer, os.pathsep.join([arguments.prm_trl, str(ROOT)] if method == "prm" else [str(ROOT)])
+
+
+def read_batch(folder: Path, method: str) -> int:
+    """Return examples per step of a method."""
+    return int(json.loads((folder / "settings.json").read_text())[method]["batch_size"])
+
+
+def run_side(words: Sequence[str], path: str, threads: int, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a process of its own answers to one question."""
+    side = Side(words, {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path})
+    try:
+        return side.ask(question)
+    finally:
+        side.stop()
+
+
+def run_method(method: str, plan: Plan, folder: Path, arguments: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
+    """Return side → answer, of every round; the order of the sides is turned around from round to round.
+
+    Raises SystemExit where a loss is not the product's.
+    """
+    rounds, step_ids = [], None
+    for turn in range(plan.rounds):
+        found: dict[str, dict[str, Any]] = {}
+        for side in list(SIDES) if turn % 2 == 0 else list(SIDES)[::-1]:
+            words, path = command(method, side, folder, arguments)
+            question = {"max_steps": plan.steps} if side == "product" else {"step_ids": step_ids}
+            make = partial(run_side, words, path, plan.threads, question)
+            keeping = {"plan": asdict(plan), "words": words, "question": question}
+            found[side] = kept(arguments.work / f"{method}-{turn}-{side}.json", json.loads(json.dumps(keeping)), make)
+            step_ids = found[side]["step_ids"]
+            seconds = seconds_per_step(found[side], plan.threads)
+            print(f"{method}, round {turn + 1}, {SIDES[side]}: {seconds:.2f} s per step, "
+                  f"{found[side]['peak_bytes'] / 2**30:.2f} GiB, losses {found[side]['losses']}", file=sys.stderr)  # fmt: skip
+        check_losses(method, found)
+        rounds.append(found)
+    return rounds
+
+
+def check_losses(method: str, found: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return the largest relative difference of a loss from the product's. Raises SystemExit above `LARGEST_GAP`: then
+    the sides do not do the same work."""
+    own = found["product"]["losses"]
+    gaps = [abs(one - other) / abs(one) for side in found.values()
+            for one, other in zip(own, side["losses"], strict=True)]  # fmt: skip
+    if not max(gaps) <= LARGEST_GAP:
+        losses = {name: side["losses"] for name, side in found.items()}
+        raise SystemExit(f"error: {method}: the sides' losses differ by {max(gaps):.1e} of them, which is no figure "
+                         f"at equal loss: {losses}")  # fmt: skip
+    return max(gaps)
+
+
+def seconds_per_step(answer: Mapping[str, Any], threads: int, is_prepared: bool = True) -> float:
+    """Return the mean over the steps after the first: of CPU with one thread, else of the wall. `is_prepared` false
+    adds each step's share of what the product computes before the first one."""
+    kind = "cpu_seconds" if threads == 1 else "seconds"
+    steps = answer[f"step_{kind}"]
+    more = 0.0 if is_prepared else float(answer[f"prepare_{kind}"]) / len(steps)
+    return fmean(steps[1:]) + more
+
+
+def figures_of(method: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]], threads: int) -> dict[str, Any]:
+    """Return the product's speed and memory in those of both sides of TRL. Against DPO as it comes, which computes the
+    reference in every step, what the product computes beforehand for these pairs is counted."""
+    found = {}
+    how = f"{HOW} --methods {method}"
+    for other, goal in SPEED_GOALS.items():
+        is_prepared = not (method == "dpo" and other == "default")
+        ratios = [seconds_per_step(row[other], threads) / seconds_per_step(row["product"], threads, is_prepared)
+                  for row in rounds]  # fmt: skip
+        found[f"half_billion_{method}_vs_trl_{other}"] = figure(ratios, goal=goal, how=how)
+        shares = [row["product"]["peak_bytes"] / row[other]["peak_bytes"] for row in rounds]
+        found[f"half_billion_{method}_memory_vs_trl_{other}"] = {
+            **figure(shares, goal=MEMORY_GOAL, how=how), "better": "lower", "met": median(shares) <= MEMORY_GOAL,
+        }  # fmt: skip
+    return found
+
+
+def rows_of(method: str, part: Mapping[str, Any]) -> list[list[Any]]:
+    """Return a row of the table for each side."""
+    rounds, threads, rows = part["rounds"], part["plan"]["threads"], []
+    for side, shown in SIDES.items():
+        answers = [row[side] for row in rounds]
+        seconds = median(seconds_per_step(answer, threads) for answer in answers)
+        padded = answers[0].get("computed_tokens", answers[0]["tokens"]) / answers[0]["tokens"]
+        losses = ", ".join(f"{loss:.5f}" for loss in answers[0]["losses"])
+        peak = median(answer["peak_bytes"] for answer in answers) / 2**30
+        rows.append([method, shown, round(seconds, 2), round(padded, 2), round(peak, 2), losses, part["made"]])
+    return rows
+
+
+def section(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the section's figures and table, of the parts of its methods."""
+    columns = ["method", "side", "seconds per step", "computed / non-padding tokens", "peak, GiB", "losses", "made"]
+    rows = [row for method, part in parts.items() for row in rows_of(method, part)]
+    title = "Qwen2.5-0.5B's shape in float32: medians of the rounds, the first step of a process left out."
+    return {"figures": {name: one for part in parts.values() for name, one in part["figures"].items()},
+            "tables": [{"title": title, "columns": columns, "rows": rows}], "methods": dict(parts)}  # fmt: skip
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the command line."""
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=HOW, description=__doc__, formatter_class=about)
+    parser.add_argument("--quick", action="store_true", help="a tiny network: does it run; prints, writes no result")
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3, help="of each process, the first of which warms up")
+    parser.add_argument("--batch", type=int, default=8, help="examples per step; of DPO half as many pairs")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path("experiments/sizes_peers"))
+    parser.add_argument("--trl-python", default=str(ROOT / ".venv-bench" / "bin" / "python"))
+    parser.add_argument("--prm-trl", default=str(ROOT / ".venv-bench" / "trl-with-prm"))
+    arguments = parser.parse_args(list(words))
+    if arguments.steps < 2 or min(arguments.rounds, arguments.threads) < 1 or arguments.batch < 2:
+        parser.error("--steps and --batch must be at least 2, --rounds and --threads at least 1")
+    if not Path(arguments.trl_python).exists():
+        parser.error(f"{arguments.trl_python}: no such file: bash scripts/install_bench.sh installs TRL there")
+    arguments.work = arguments.work.resolve()
+    return arguments
+
+
+def measure(words: Sequence[str]) -> dict[str, Any] | None:
+    """Return figures, tables and all answers, those of other methods as they were; None, printed, with `--quick`."""
+    arguments = parse(words)
+    shape = TINY if arguments.quick else HALF_BILLION
+    plan = Plan(shape, arguments.batch, arguments.steps, arguments.rounds, arguments.threads)
+    folder, parts = plan.data(arguments.work), {}
+    if not arguments.quick and (path := RESULTS / "sizes.json").is_file():
+        parts = json.loads(path.read_text())["detail"].get("peers", {}).get("methods", {})
+    for method in arguments.methods:
+        load = load_before()
+        made = f"{time.strftime('%Y-%m-%d')}, commit {code_commit()}, {machine()}"
+        rounds = run_method(method, plan, folder, arguments)
+        tokens = [fmean(tokens_of(row) for row in read_ids(folder, method))]
+        seconds = "CPU" if plan.threads == 1 else "wall"
+        made += f", {plan.threads} threads, seconds of {seconds}, load before {load}"
+        parts[method] = {"made": made, "plan": asdict(plan), "tokens_per_example": tokens[0], "rounds": rounds,
+                         "figures": figures_of(method, rounds, plan.threads)}  # fmt: skip
+    found = section({method: parts[method] for method in METHODS if method in parts})
+    if arguments.quick:
+        print(json.dumps(found, indent=1))
+        return None
+    return found
