@@ -1,7 +1,8 @@
 """A network of Qwen2.5-0.5B's shape (random weights, the full vocabulary of 151,936, float32) beside TRL, on a CPU: the
-seconds of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses.
+seconds of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses; and an iteration
+of GRPO (`benchmarks.sizes.peer_iterations`).
 
-    bash scripts/bench.sh sizes peers [--methods sft dpo prm] [--rounds 3] [--steps 3] [--batch 8] [--threads 2]
+    bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo] [--rounds 3] [--steps 3] [--batch 8] [--threads 2]
 
 The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
 gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
@@ -21,28 +22,27 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.processes.forked import ROOT, exit_code, start
+from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import Side, load_before
 from benchmarks.result import RESULTS, figure, kept, machine
-from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY, QwenShape, write_qwen
-from benchmarks.training.corpus import Lengths, Sizes, build, read_ids, tokens_of
-from benchmarks.training.settings import Settings
+from benchmarks.sizes import peer_iterations
+from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan
+from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY
+from benchmarks.training.corpus import read_ids, tokens_of
+from benchmarks.training.settings import read_settings
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh sizes peers"
-METHODS = ("sft", "dpo", "prm")
-SIDES = {"product": "this project", "default": "TRL as it comes", "best": "TRL at its best"}
+METHODS = ("sft", "dpo", "prm", "grpo")
 SPEED_GOALS = {"default": 1.5, "best": 1.0}
+ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
-LARGEST_GAP = 1e-3  # of a loss, relative: float32
-# A quarter of the lengths of `benchmarks.training`: 3 GFLOP per token.
-LENGTHS = Lengths(demonstration=(8, 128), side=(4, 16), prompt=(8, 24), steps=(3, 12), step=(2, 6))
 # Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
 OWN = ("update.micro_batch_tokens=256",)
 # Of TRL, beside what `benchmarks.training.peer` found for a small network.
@@ -53,50 +53,14 @@ BEST: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """`batch` examples per step (pairs: half of it), so many `steps` of a process, `rounds` of all sides."""
-
-    shape: QwenShape
-    batch: int
-    steps: int
-    rounds: int
-    threads: int
-
-    def settings(self) -> dict[str, Settings]:
-        """Return what the sides of each method have in common."""
-        whole = Settings(self.batch, 1e-5, "fp32")
-        return {"sft": whole, "dpo": replace(whole, batch_size=max(1, self.batch // 2)), "prm": whole}
-
-    def data(self, work: Path) -> Path:
-        """Return the folder of the network and its examples, which is made where it is not there."""
-        folder = work / f"data-{self.shape.hidden_size}-{self.batch}-{self.steps}"
-        if not folder.is_dir():
-            partial_folder = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-            partial_folder.mkdir(parents=True)
-            if exit_code(start(lambda: self._build(partial_folder))):
-                raise SystemExit("error: the network and its examples were not made: the reason stands above")
-            partial_folder.replace(folder)
-        return folder
-
-    def _build(self, folder: Path) -> None:
-        number = self.batch * self.steps
-        build(folder, Sizes(number, max(1, number // 2), number), lengths=LENGTHS, settings=self.settings(),
-              write_policy=partial(write_qwen, shape=self.shape))  # fmt: skip
-
-
 def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
     """Return how a side is started, and its PYTHONPATH."""
     if side == "product":
         return [sys.executable, "-m", "benchmarks.training.product", str(folder), method, *OWN], str(ROOT)
-    options = json.dumps(BEST[method] | {"micro": read_batch(folder, method)}) if side == "best" else "{}"
+    whole_step = {"micro": read_settings(folder, method).batch_size}
+    options = json.dumps(BEST[method] | whole_step if side == "best" else {})
     peer = [arguments.trl_python, "-m", "benchmarks.training.peer", str(folder), method, side, "--options", options]
     return peer, os.pathsep.join([arguments.prm_trl, str(ROOT)] if method == "prm" else [str(ROOT)])
-
-
-def read_batch(folder: Path, method: str) -> int:
-    """Return examples per step of a method."""
-    return int(json.loads((folder / "settings.json").read_text())[method]["batch_size"])
 
 
 def run_side(words: Sequence[str], path: str, threads: int, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +88,9 @@ def run_method(method: str, plan: Plan, folder: Path, arguments: argparse.Namesp
             found[side] = kept(arguments.work / f"{method}-{turn}-{side}.json", json.loads(json.dumps(keeping)), make)
             step_ids = found[side]["step_ids"]
             seconds = seconds_per_step(found[side], plan.threads)
-            print(f"{method}, round {turn + 1}, {SIDES[side]}: {seconds:.2f} s per step, "
-                  f"{found[side]['peak_bytes'] / 2**30:.2f} GiB, losses {found[side]['losses']}", file=sys.stderr)  # fmt: skip
+            peak, losses = found[side]["peak_bytes"] / 2**30, found[side]["losses"]
+            print(f"{method}, round {turn + 1}, {SIDES[side]}: {seconds:.2f} s per step, {peak:.2f} GiB, "
+                  f"losses {losses}", file=sys.stderr)  # fmt: skip
         check_losses(method, found)
         rounds.append(found)
     return rounds
@@ -137,7 +102,7 @@ def check_losses(method: str, found: Mapping[str, Mapping[str, Any]]) -> float:
     own = found["product"]["losses"]
     gaps = [abs(one - other) / abs(one) for side in found.values()
             for one, other in zip(own, side["losses"], strict=True)]  # fmt: skip
-    if not max(gaps) <= LARGEST_GAP:
+    if not all(gap <= LARGEST_GAP for gap in gaps):  # one that is no number neither
         losses = {name: side["losses"] for name, side in found.items()}
         raise SystemExit(f"error: {method}: the sides' losses differ by {max(gaps):.1e} of them, which is no figure "
                          f"at equal loss: {losses}")  # fmt: skip
@@ -159,10 +124,13 @@ def figures_of(method: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]], t
     found = {}
     how = f"{HOW} --methods {method}"
     for other, goal in SPEED_GOALS.items():
+        goal = ITERATION_GOAL if method == "grpo" else goal
         is_prepared = not (method == "dpo" and other == "default")
         ratios = [seconds_per_step(row[other], threads) / seconds_per_step(row["product"], threads, is_prepared)
                   for row in rounds]  # fmt: skip
         found[f"half_billion_{method}_vs_trl_{other}"] = figure(ratios, goal=goal, how=how)
+        if method == "grpo":
+            continue  # engines beside a learner: the table has their sum
         shares = [row["product"]["peak_bytes"] / row[other]["peak_bytes"] for row in rounds]
         found[f"half_billion_{method}_memory_vs_trl_{other}"] = {
             **figure(shares, goal=MEMORY_GOAL, how=how), "better": "lower", "met": median(shares) <= MEMORY_GOAL,
@@ -176,10 +144,12 @@ def rows_of(method: str, part: Mapping[str, Any]) -> list[list[Any]]:
     for side, shown in SIDES.items():
         answers = [row[side] for row in rounds]
         seconds = median(seconds_per_step(answer, threads) for answer in answers)
-        padded = answers[0].get("computed_tokens", answers[0]["tokens"]) / answers[0]["tokens"]
+        padded = (
+            round(answers[0]["computed_tokens"] / answers[0]["tokens"], 2) if "computed_tokens" in answers[0] else ""
+        )
         losses = ", ".join(f"{loss:.5f}" for loss in answers[0]["losses"])
         peak = median(answer["peak_bytes"] for answer in answers) / 2**30
-        rows.append([method, shown, round(seconds, 2), round(padded, 2), round(peak, 2), losses, part["made"]])
+        rows.append([method, shown, round(seconds, 2), padded, round(peak, 2), losses, part["made"]])
     return rows
 
 
@@ -225,12 +195,14 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
     for method in arguments.methods:
         load = load_before()
         made = f"{time.strftime('%Y-%m-%d')}, commit {code_commit()}, {machine()}"
-        rounds = run_method(method, plan, folder, arguments)
-        tokens = [fmean(tokens_of(row) for row in read_ids(folder, method))]
+        run = peer_iterations.run_rounds if method == "grpo" else partial(run_method, method)
+        rounds = run(plan, folder, arguments)
         seconds = "CPU" if plan.threads == 1 else "wall"
         made += f", {plan.threads} threads, seconds of {seconds}, load before {load}"
-        parts[method] = {"made": made, "plan": asdict(plan), "tokens_per_example": tokens[0], "rounds": rounds,
+        parts[method] = {"made": made, "plan": asdict(plan), "rounds": rounds,
                          "figures": figures_of(method, rounds, plan.threads)}  # fmt: skip
+        if method != "grpo":
+            parts[method]["tokens_per_example"] = fmean(tokens_of(row) for row in read_ids(folder, method))
     found = section({method: parts[method] for method in METHODS if method in parts})
     if arguments.quick:
         print(json.dumps(found, indent=1))

@@ -26,7 +26,7 @@ class QwenShape:
 
 HALF_BILLION = QwenShape(151_936, 896, 24, 14, 2, 4864)
 TINY = QwenShape(2048, 64, 2, 2, 1, 128)
-LEARNT = 1024  # tokens of words that the texts have; the others stand for themselves
+LEARNT = 1900  # tokens at most of words that the texts have; the others stand for themselves
 SPARE = 16  # embeddings without a token, as Qwen has some
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.sizes.tensor_memory import peak_rss
+from benchmarks.processes.sides import peak_rss
 
 
 @dataclass(frozen=True)

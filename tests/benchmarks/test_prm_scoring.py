@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import result
+from benchmarks.result import kept
 from benchmarks.road import prm_scoring
 from benchmarks.road.prm_scoring import (
     AS_CLASSIFIERS,
@@ -22,7 +23,6 @@ from benchmarks.road.prm_scoring import (
     solutions,
     speed_part,
 )
-from benchmarks.result import kept
 from benchmarks.road.road import SECTIONS, runs_table
 from espalier.data.jsonl import write_json
 
