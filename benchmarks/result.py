@@ -1,7 +1,10 @@
-"""The result file of a benchmark: machine, commit, versions and figures with goal and command."""
+"""The result file of a benchmark: machine, commit, versions and figures with goal and command; and what a run that was
+cut has kept of it."""
 
+import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,28 @@ def count(value: int, goal: int, unit: str, *, how: str, better: str = "higher")
             "how": how}  # fmt: skip
 
 
+def stamp_of_now() -> dict[str, str]:
+    """Return the machine, the commit of the code and the day."""
+    return {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d")}
+
+
+def kept(
+    path: Path, settings: Mapping[str, Any], stamp: Mapping[str, Any], make: Callable[[], Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what an earlier run made with these settings, on this machine at this commit, and its stamp, from a file;
+    else make it and keep it with this stamp. Code that differs from its commit names nothing: it makes all anew."""
+    settings = {**settings, **{key: stamp[key] for key in ("commit", "machine")}}
+    is_named = stamp["commit"] != "unknown" and not stamp["commit"].endswith("-dirty")
+    if is_named and path.is_file():
+        found = json.loads(path.read_text())
+        if found["settings"] == settings and "stamp" in found:
+            return found["made"], found["stamp"]
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"settings": settings, "stamp": stamp, "made": made})
+    return made, dict(stamp)
+
+
 def write_result(
     name: str,
     figures: dict[str, Any],
@@ -60,6 +85,6 @@ def write_result(
     """
     path = (folder or RESULTS) / f"{name}.json"
     found = {**versions(), **(more_versions or {})}
-    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": found}
-    write_json(path, {**stamp, "detail": detail, "figures": figures, **({"tables": tables} if tables else {})})
+    shown = {"tables": tables} if tables else {}
+    write_json(path, {**stamp_of_now(), "versions": found, "detail": detail, "figures": figures, **shown})
     return path

@@ -13,7 +13,8 @@
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
 #   bash scripts/bench.sh search [accuracy] [speed] [data] [--cells C ...] [--methods M ...] [--seeds S ...] [--problems N]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
-#   bash scripts/bench.sh sizes [memory] [resume]  planned memory beside what tensors took; checkpoints on fewer ranks
+#   bash scripts/bench.sh sizes [memory] [resume] [peers]  planned memory beside what tensors took; checkpoints on fewer
+#                                                  ranks; half a billion parameters beside TRL, which is installed
 #   bash scripts/bench.sh shares                   what ZeRO-3's ranks hold while networks are loaded, saved, delivered
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh road                     all sections with their defaults; or one, with its arguments:
@@ -38,7 +39,9 @@ if [[ -z $name || ${#files[@]} != 1 || ! -f ${files[0]} ]]; then
   exit 2
 fi
 shift
-if [[ $name == training || $name == rl ]]; then bash scripts/install_bench.sh; fi
+if [[ $name == training || $name == rl || ($name == sizes && ${1:-peers} == peers) ]]; then
+  bash scripts/install_bench.sh
+fi
 module=${files[0]%.py}
 "$python" -m "${module//\//.}" "$@"
 if [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then bash scripts/pages.sh benchmarks; fi

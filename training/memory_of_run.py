@@ -16,7 +16,7 @@ from espalier.data.records import BadInput
 from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import BadModel, is_reward_model, load_config
 from espalier.models.precision import has_fast_bf16, is_bf16
-from espalier.models.token_scores import MAX_SCORES
+from espalier.models.token_scores import LEAST_TOKENS, MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.memory_plan import BUCKET, GIB, LIVE, PREFETCH, Network, Plan, Setup, Shape, Work, memory_plan
@@ -109,6 +109,7 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
         "live": int(zero.get("stage3_max_live_parameters", LIVE)),
         "prefetch": int(zero.get("stage3_prefetch_bucket_size", PREFETCH)),
         "max_scores": MAX_SCORES["cuda" if is_gpu else "cpu"],
+        "least_scored": LEAST_TOKENS,
     }
 
 

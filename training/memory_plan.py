@@ -99,8 +99,8 @@ class Setup:
     ones cut over the ranks, in float32 numbers. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on
     their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
     bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
-    vocabulary in float32 at a time. `is_bf16_fast`: whether bfloat16 would be a remedy. `attention`: the kernel of
-    packed rows, to be shown."""
+    vocabulary in float32 at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy.
+    `attention`: the kernel of packed rows, to be shown."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -121,6 +121,7 @@ class Setup:
     is_eager: bool = False
     attention: str = ""
     max_scores: int = 2**28
+    least_scored: int = 0
     delivered: int = 0
     buffers: int = 0
     averaged: int = 0
@@ -196,7 +197,8 @@ def score_bytes(shape: Shape, setup: Setup) -> int:
     """Return what log-probs over the vocabulary take at a time: the softmax and its gradient in float32, and in bf16
     the gradient as it is multiplied."""
     each = 10 if setup.is_bf16 else 8
-    return 0 if shape.is_scalar else each * min(setup.work.reads * shape.vocabulary, setup.max_scores)
+    at_a_time = max(setup.max_scores, setup.least_scored * shape.vocabulary)
+    return 0 if shape.is_scalar else each * min(setup.work.reads * shape.vocabulary, at_a_time)
 
 
 def head_gradient_bytes(network: Network, setup: Setup) -> int:

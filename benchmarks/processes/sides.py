@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -37,6 +38,14 @@ class Side:
                 return json.loads(line.removeprefix("result "))
         raise RuntimeError(f"a side of the benchmark ended with exit code {self.process.wait()}")
 
+    def cpu_seconds(self) -> float:
+        """Return seconds of CPU that it has used with the processes that it started, of those that live."""
+        return sum(cpu_seconds(pid) for pid in with_children(self.process.pid))
+
+    def peak_bytes(self) -> int:
+        """Return the sum of the most that it and each process that it started have been resident with."""
+        return sum(peak_rss(pid) for pid in with_children(self.process.pid))
+
     def stop(self) -> None:
         """End its process group."""
         if self.process.stdin is not None:
@@ -45,6 +54,33 @@ class Side:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         self.process.wait(60)
+
+
+def with_children(pid: int) -> list[int]:
+    """Return the process and all below it, those in sessions of their own too."""
+    found = [pid]
+    with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                found += with_children(int(child))
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return seconds of CPU that a process has used, in all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def status_bytes(name: str, pid: int | str = "self") -> int:
+    """Return a size of /proc's account of a process, in bytes."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(rows[name].split()[0]) * 1024
+
+
+def peak_rss(pid: int | str = "self") -> int:
+    """Return the most that a process has been resident with, in bytes (since `reset_peak_rss`, if that was called)."""
+    return status_bytes("VmHWM", pid)
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

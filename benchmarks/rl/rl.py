@@ -19,7 +19,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +65,26 @@ QUICK = Plan(20, 8, 1, 2, 1)
 Found = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
-def product_command(policy: Path, run: Path, plan: Plan, num_iterations: int, *settings: str) -> list[str]:
+def product_command(policy: Path, run: Path, num_problems: int, num_iterations: int, *settings: str) -> list[str]:
     """Return GRPO on the policy, nothing but iterations."""
     return [
         *(sys.executable, "-m", "benchmarks.rl.product", *[s for s in settings if s.startswith("--")]),
-        *("-cn", EXPERIMENT, f"model.path={policy}", f"output_dir={run}", f"rollout.num_problems={plan.num_problems}"),
-        *(f"update.minibatch_size={8 * plan.num_problems}", f"num_iterations={num_iterations}", "evaluation.every=0"),
+        *("-cn", EXPERIMENT, f"model.path={policy}", f"output_dir={run}", f"rollout.num_problems={num_problems}"),
+        *(f"update.minibatch_size={8 * num_problems}", f"num_iterations={num_iterations}", "evaluation.every=0"),
         *("checkpoints.save_every=0", *[s for s in settings if not s.startswith("--")]),
     ]
+
+
+def peer_commands(
+    python: str, policy: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Write the settings of TRL's sides, by name, to `folder`; how each is started."""
+    commands = {}
+    for name, own in settings.items():
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(own))
+        commands[name] = [python, "-m", "benchmarks.rl.peer", str(policy), str(path)]
+    return commands
 
 
 def environment(arguments: argparse.Namespace) -> dict[str, str]:
@@ -90,12 +102,9 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
     best = {"attention": "eager", "micro_batch_size": arguments.peer_micro_batch, "options": arguments.peer_options}
     ways = {"trl": {"attention": "sdpa", "micro_batch_size": 8, "options": {"gradient_checkpointing": True}},
             "trl_best": best}  # fmt: skip
-    peers = {}
-    for name, way in ways.items():
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(common | way))
-        peers[name] = [arguments.trl_python, "-m", "benchmarks.rl.peer", str(policy), str(path)]
-    own = product_command(policy, folder / "run", plan, plan.rounds + SPARE, "update.learning_rate=1.0e-6",
+    settings = {name: common | way for name, way in ways.items()}
+    peers = peer_commands(arguments.trl_python, policy, folder, settings)
+    own = product_command(policy, folder / "run", plan.num_problems, plan.rounds + SPARE, "update.learning_rate=1.0e-6",
                           "update.warmup_steps=0",
                           f"seed={common['seed']}", *FAST)  # fmt: skip
     losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
@@ -128,7 +137,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
         "seconds": seconds,
         "response_length": {name: [round(value, 2) for value in row] for name, row in lengths.items()},
         "losses": losses,
-        "settings": {"product": list(FAST), **{name: common | way for name, way in ways.items()}},
+        "settings": {"product": list(FAST), **settings},
         "trl": rounds[0]["trl"]["trl"],
     }
     rows = [[name, round(median(seconds[name]), 2), round(fmean(lengths[name]), 1)] for name in seconds]
@@ -137,10 +146,15 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
 
 
 def compare_losses(
-    arguments: argparse.Namespace, policy: Path, folder: Path, peer: Sequence[str], settings: dict[str, Any]
+    arguments: argparse.Namespace,
+    policy: Path,
+    folder: Path,
+    peer: Sequence[str],
+    settings: dict[str, Any],
+    num_groups: int = 4,
 ) -> dict[str, Any]:
     """Return loss and gradient norm of both sides on the same rollouts, in float32; the larger relative difference."""
-    experience = same_loss.make_rollouts(str(policy))
+    experience = same_loss.make_rollouts(str(policy), num_groups)
     rollouts, plain = folder / "rollouts.pt", folder / "peer_fp32.json"
     same_loss.for_peer(experience, rollouts)
     plain.write_text(json.dumps({**settings, "precision": "fp32"}))
@@ -159,8 +173,9 @@ def compare_losses(
 def measure_loop(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
     """Return `sync_share`, `overhead_share`, `restart_over_live`: the live run and the restarting one, turn about."""
     turns = {"live": plan.loop_iterations, "restarting": plan.restarts}
-    live = product_command(policy, folder / "live", plan, turns["live"] + SPARE)
-    restarting = product_command(policy, folder / "restarting", plan, turns["restarting"] + SPARE, "--restarts")
+    live = product_command(policy, folder / "live", plan.num_problems, turns["live"] + SPARE)
+    iterations = turns["restarting"] + SPARE
+    restarting = product_command(policy, folder / "restarting", plan.num_problems, iterations, "--restarts")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with ExitStack() as stack:
         sides = {"live": Side(live, environment(arguments)), "restarting": Side(restarting, environment(arguments))}

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -39,15 +39,14 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from benchmarks.processes.sides import load_before
-from benchmarks.result import RESULTS, count, figure, machine
+from benchmarks.result import RESULTS, count, figure, kept, stamp_of_now
 from benchmarks.road.published_models import build_tokenizers, write_model
-from espalier.data.jsonl import read_records, write_json, write_records
+from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import AnnotatedSolution, StepScores
 from espalier.models.load import load_tokenizer
 from espalier.models.precision import AUTO, BF16, FP32, autocast, is_bf16
 from espalier.rewards.engine_scores import LARGEST_GAP
 from espalier.runtime.distributed import device
-from espalier.runtime.run_dir import code_commit
 
 ROOT = Path(__file__).resolve().parents[2]
 HOW = "bash scripts/bench.sh road prm_scoring"
@@ -140,23 +139,6 @@ def largest_gap(some: Sequence[Sequence[float]], others: Sequence[Sequence[float
     """Return the largest difference of a score. Raises ValueError where they are of other solutions or steps."""
     pairs = [pair for one, other in zip(some, others, strict=True) for pair in zip(one, other, strict=True)]
     return max(abs(one - other) for one, other in pairs)
-
-
-def kept(
-    path: Path, settings: Mapping[str, Any], stamp: Mapping[str, Any], make: Callable[[], Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return what an earlier run made with these settings, on this machine at this commit, and its stamp, from a file;
-    else make it and keep it with this stamp. Code that differs from its commit names nothing: it makes all anew."""
-    settings = {**settings, **{key: stamp[key] for key in ("commit", "precision", "machine")}}
-    is_named = stamp["commit"] != "unknown" and not stamp["commit"].endswith("-dirty")
-    if is_named and path.is_file():
-        found = json.loads(path.read_text())
-        if found["settings"] == settings and "stamp" in found:
-            return found["made"], found["stamp"]
-    made = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": settings, "stamp": stamp, "made": made})
-    return made, dict(stamp)
 
 
 def exact() -> tuple[int, list[str]]:
@@ -296,18 +278,18 @@ def measure(words: Sequence[str]) -> dict[str, Any]:
     if (path := RESULTS / "road.json").is_file():
         before = json.loads(path.read_text())["detail"].get("prm_scoring", {}).get("cells", {})
     parts, work, computed_in = dict(before), args.work.resolve(), precision()
+    computing = {"precision": computed_in}
     for cell in args.cells or CELLS:
-        stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"),
-                 "precision": computed_in, "load_before": load_before()}  # fmt: skip
+        stamp = {**stamp_of_now(), "precision": computed_in, "load_before": load_before()}
         if cell == "exact":
-            found = [kept(work / "exact.json", {}, stamp, exact)]
+            found = [kept(work / "exact.json", computing, stamp, exact)]
             part = exact_part(*found[0][0])
         elif cell == "gaps":
             layouts = args.layouts
-            found = [kept(work / f"gap-{layout}.json", {}, stamp, partial(gap, layout)) for layout in layouts]
+            found = [kept(work / f"gap-{layout}.json", computing, stamp, partial(gap, layout)) for layout in layouts]
             part = gaps_part({layout: made for layout, (made, _) in zip(layouts, found, strict=True)}, computed_in)
         else:
-            settings, make = {"solutions": args.solutions}, partial(speed_round, args.solutions)
+            settings, make = {**computing, "solutions": args.solutions}, partial(speed_round, args.solutions)
             found = [kept(work / f"speed-{k}.json", settings, stamp, make) for k in range(args.rounds)]
             part = speed_part([made for made, _ in found], args.solutions, computed_in)
         stamps = [own for _, own in found]

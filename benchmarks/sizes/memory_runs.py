@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.gpu.training import OBJECTIVES, Shape
 from benchmarks.processes.forked import exit_code, start, start_ranks
-from benchmarks.sizes.tensor_memory import measured, peak_rss, reset_peak_rss
+from benchmarks.processes.sides import peak_rss
+from benchmarks.sizes.tensor_memory import measured, reset_peak_rss
 from espalier.data.jsonl import write_records
 from espalier.data.records import Problem, Trajectory
 from espalier.rewards.score import Score

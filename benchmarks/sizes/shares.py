@@ -28,9 +28,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from benchmarks.gpu.training import Shape, write_model
 from benchmarks.processes.forked import exit_code, start, start_ranks
-from benchmarks.processes.sides import load_before
+from benchmarks.processes.sides import load_before, peak_rss
 from benchmarks.result import write_result
-from benchmarks.sizes.tensor_memory import own_pages, peak_rss, reset_peak_rss
+from benchmarks.sizes.tensor_memory import own_pages, reset_peak_rss
 from espalier.models.in_parts import whole_shape
 from espalier.models.load import load_policy, load_reference
 from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights

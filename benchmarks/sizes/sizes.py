@@ -1,8 +1,8 @@
-"""Runs whose size is planned, in two sections: the memory that `explain` plans, beside what tensors took at most, in
-ten runs of a Llama of 42M random parameters; and checkpoints of four ranks that go on on fewer
-(`benchmarks.sizes.resume`).
+"""Runs whose size is planned, in three sections: the memory that `explain` plans, beside what tensors took at most, in
+ten runs of a Llama of 42M random parameters; checkpoints of four ranks that go on on fewer
+(`benchmarks.sizes.resume`); and a network of half a billion parameters beside TRL (`benchmarks.sizes.peers`).
 
-    bash scripts/bench.sh sizes [memory [CASE ...]] [resume]
+    bash scripts/bench.sh sizes [memory [CASE ...]] [resume] [peers]
 
 Figures of a section that is not run stay in benchmarks/results/sizes.json, with their machine and commit. Of memory,
 bytes of tensors are counted in the third step of each run, on every rank (`benchmarks.sizes.tensor_memory`); the plan
@@ -24,12 +24,12 @@ import torch
 from benchmarks.gpu.training import Shape, write_model
 from benchmarks.processes.sides import load_before
 from benchmarks.result import RESULTS, machine, write_result
-from benchmarks.sizes import resume
+from benchmarks.sizes import peers, resume
 from benchmarks.sizes.memory_runs import CASES, Case, measure
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh sizes memory"
-SECTIONS = ("memory", "resume")
+SECTIONS = ("memory", "resume", "peers")
 GOAL = 0.1
 SHAPE = Shape(512, 1536, 8, 8, 4, 16_384, length=256, batch=8, micro=2, num_steps=3, num_warm=0)
 QUICK = Shape(64, 128, 2, 2, 1, 400, length=64, batch=8, micro=2, num_steps=3, num_warm=0)
@@ -103,14 +103,15 @@ def write_parts(parts: dict[str, dict[str, Any]], folder: Path = RESULTS) -> Pat
 
 
 def main() -> None:
-    """Measure one section, or both, and write them beside what was stored of the other."""
+    """Measure one section, or all, and write them beside what was stored of the others."""
     wanted = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in SECTIONS else []
     words = sys.argv[1 + len(wanted) :]
     if not wanted and not words:
         wanted = [*SECTIONS]
+    measures = {"memory": memory, "resume": resume.measure, "peers": peers.measure}
     stored, written = stored_parts(RESULTS / "sizes.json"), False
     for name in wanted or ["memory"]:
-        part = (memory if name == "memory" else resume.measure)(words)
+        part = measures[name](words)
         if part is not None:
             made = f"{time.strftime('%Y-%m-%d')}, commit {code_commit()}, {machine()}."
             stored, written = stored | {name: {"made": made, **part}}, True

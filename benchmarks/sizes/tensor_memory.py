@@ -3,7 +3,8 @@
 Two parts. What lives when the step begins (weights, moments, buffers of an engine) are the storages of all tensors that
 Python knows, each once, mapped files too. What the step adds is torch's own account of its allocator, as its profiler
 keeps it: gradients, activations, and whatever an operation takes for itself and gives back. The process takes more
-than their sum (its interpreter, pages that the C library keeps, kernels of oneDNN): `peak_rss` says how much.
+than their sum (its interpreter, pages that the C library keeps, kernels of oneDNN):
+`benchmarks.processes.sides.peak_rss` says how much.
 """
 
 import gc
@@ -15,6 +16,8 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.processes.sides import status_bytes
 
 
 @dataclass
@@ -67,19 +70,9 @@ def _running_totals(watched: profile) -> list[int]:
 def reset_peak_rss() -> int:
     """Begin to note the most that this process takes; return what it takes now, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def own_pages() -> int:
     """Return what this process takes now that is no file, in bytes."""
-    return _status("RssAnon")
-
-
-def peak_rss() -> int:
-    """Return the most since `reset_peak_rss`, in bytes."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(rows[name].split()[0]) * 1024
+    return status_bytes("RssAnon")

@@ -4,13 +4,16 @@ product's own files and once as token ids for sides that are not the product.
 Words are drawn by a random table of successors, so that there is something to learn. Every word is one token.
 
 - SFT: 8 to 512 tokens, mean about 200 (beta(1.2, 1.95) over that range), a third of them prompt.
-- Pairs: the shared prompt, which ends mid-solution, is three times as long as each of the two sides.
+- Pairs: the shared prompt, which ends mid-solution, is three times as long as each of the two sides (16 to 64 tokens).
 - Trajectories: 3 to 12 steps of 8 to 24 tokens after a prompt of 30 to 90, each step judged right or wrong.
+
+These are the `Lengths` of `benchmarks.training`; other networks (`benchmarks.sizes.peers`) have their own.
 """
 
 import json
 import random
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForTokenClassification
 
+from benchmarks.training.settings import SETTINGS, Settings, write_settings
 from espalier.data.jsonl import write_records
 from espalier.data.records import Demonstration, PreferencePair, StepValues
 from espalier.models.load import load_tokenizer
@@ -35,6 +39,18 @@ class Sizes:
     sft: int
     dpo: int
     prm: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens, from and to: of a demonstration, one side of a pair, a trajectory's prompt and each of its steps; the
+    number of `steps`."""
+
+    demonstration: tuple[int, int] = (8, 512)
+    side: tuple[int, int] = (16, 64)
+    prompt: tuple[int, int] = (30, 90)
+    steps: tuple[int, int] = (3, 12)
+    step: tuple[int, int] = (8, 24)
 
 
 class Language:
@@ -58,16 +74,30 @@ class Language:
         return "".join(found)
 
 
-def build(folder: Path, sizes: Sizes, seed: int = 0) -> None:
-    """Write `policy/`, `prm/` and the files of every kind."""
+def write_small(folder: Path, texts: Sequence[str]) -> None:
+    """The network of `SHAPE` and its tokenizer of words."""
+    build_tiny(folder, texts, **SHAPE)
+
+
+def build(
+    folder: Path,
+    sizes: Sizes,
+    seed: int = 0,
+    lengths: Lengths = Lengths(),
+    settings: Mapping[str, Settings] = SETTINGS,
+    write_policy: Callable[[Path, Sequence[str]], None] = write_small,
+) -> None:
+    """Write `policy/`, `prm/`, the files of every kind and the `settings` of the comparison. `write_policy` writes a
+    network and a tokenizer made for the texts it is given, every word of which is one token."""
     language = Language(seed)
     every_word = "".join(f" {word}" for word in language.words)
-    build_tiny(folder / "policy", [every_word] * 4, **SHAPE)
+    write_policy(folder / "policy", [every_word] * 4)
+    write_settings(folder, settings)
     tokenizer = load_tokenizer(str(folder / "policy"))
     _write_process_reward_model(folder)
-    demonstrations = [_demonstration(language, index) for index in range(sizes.sft)]
-    pairs = [_pair(language, tokenizer, index) for index in range(sizes.dpo)]
-    trajectories = [_trajectory(language, tokenizer, index) for index in range(sizes.prm)]
+    demonstrations = [_demonstration(language, index, lengths) for index in range(sizes.sft)]
+    pairs = [_pair(language, tokenizer, index, lengths) for index in range(sizes.dpo)]
+    trajectories = [_trajectory(language, tokenizer, index, lengths) for index in range(sizes.prm)]
     write_records(folder / "sft.jsonl", demonstrations)
     write_records(folder / "dpo.jsonl", pairs)
     write_records(folder / "prm.jsonl", trajectories)
@@ -85,14 +115,15 @@ def _write_process_reward_model(folder: Path) -> None:
         shutil.copy(path, folder / "prm")
 
 
-def _demonstration(language: Language, index: int) -> Demonstration:
-    length = 8 + round(504 * language.rng.betavariate(1.2, 1.95))
+def _demonstration(language: Language, index: int, lengths: Lengths) -> Demonstration:
+    shortest, longest = lengths.demonstration
+    length = shortest + round((longest - shortest) * language.rng.betavariate(1.2, 1.95))
     prompt = max(2, length // 3)
     return Demonstration(f"sft-{index}", language.text(prompt), language.text(length - prompt - 1))
 
 
-def _pair(language: Language, tokenizer: Any, index: int) -> PreferencePair:
-    length = language.rng.randint(16, 64)
+def _pair(language: Language, tokenizer: Any, index: int, lengths: Lengths) -> PreferencePair:
+    length = language.rng.randint(*lengths.side)
     texts = [language.text(3 * length), *(language.text(length - 1) for _ in range(2))]
     prompt, chosen, rejected = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
     end = [tokenizer.eos_token_id]
@@ -100,10 +131,10 @@ def _pair(language: Language, tokenizer: Any, index: int) -> PreferencePair:
     return PreferencePair(f"dpo-{index}", f"dpo-{index}", "step", *texts, *ids, 1.0, 0.0)
 
 
-def _trajectory(language: Language, tokenizer: Any, index: int) -> StepValues:
+def _trajectory(language: Language, tokenizer: Any, index: int, lengths: Lengths) -> StepValues:
     rng = language.rng
-    prompt = language.text(rng.randint(30, 90))
-    steps = [language.text(rng.randint(8, 24)) for _ in range(rng.randint(3, 12))]
+    prompt = language.text(rng.randint(*lengths.prompt))
+    steps = [language.text(rng.randint(*lengths.step)) for _ in range(rng.randint(*lengths.steps))]
     parts = [tokenizer(step, add_special_tokens=False).input_ids for step in steps]
     ends = [sum(len(part) for part in parts[: count + 1]) for count in range(len(parts))]
     # A step is right where its first word stands in the first half of the vocabulary: something to learn.

@@ -24,8 +24,9 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TrainerCallback
 
 from benchmarks.processes.sides import serve
+from benchmarks.training.clock import StepClock
 from benchmarks.training.corpus import read_ids, tokens_of
-from benchmarks.training.settings import SETTINGS
+from benchmarks.training.settings import SETTINGS, read_settings
 
 BEST: dict[str, dict[str, Any]] = {
     "sft": {"train_sampling_strategy": "group_by_length", "gradient_checkpointing": False},
@@ -44,15 +45,17 @@ BEST_ATTENTION = {"sft": "sdpa", "dpo": "sdpa", "prm": "sdpa"}
 
 
 class Clock(TrainerCallback):
-    """Seconds of the epoch, of the wall and of this process."""
+    """When the first epoch began and each step ended."""
 
-    started = ended = cpu_started = cpu_ended = 0.0
+    def __init__(self) -> None:
+        self.step = StepClock()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started, self.cpu_started = time.perf_counter(), time.process_time()
+        if not self.step.moments:
+            self.step.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.ended, self.cpu_ended = time.perf_counter(), time.process_time()
+        self.step.end()
 
 
 class Watched:
@@ -104,11 +107,11 @@ class Peer:
         self.rows = read_ids(folder, kind)
         self.names = {key_of(row): row["id"] for row in self.rows}
         self.by_id = {row["id"]: row for row in self.rows}
-        settings = SETTINGS[kind]
+        settings = read_settings(folder, kind)
         options = dict(BEST[kind]) if variant == "best" else {}
         micro = (BEST_MICRO_BATCH[kind] or settings.batch_size) if variant == "best" else 8
         options |= overrides
-        micro = options.pop("micro", micro)
+        micro = min(options.pop("micro", micro), settings.batch_size)
         default_attention = BEST_ATTENTION[kind] if variant == "best" else "sdpa"
         self.attention = options.pop("attention", default_attention)
         self.accumulation = settings.batch_size // micro
@@ -117,6 +120,7 @@ class Peer:
             "gradient_accumulation_steps": self.accumulation,
             "learning_rate": settings.learning_rate,
             "lr_scheduler_type": "constant",
+            "bf16": settings.precision == "bf16",
             "use_cpu": True,
             "report_to": "none",
             "save_strategy": "no",
@@ -168,8 +172,7 @@ class Peer:
         cuts = range(0, num_batches, size)
         step_ids = [[name for batch in watched.batches[cut : cut + size] for name in batch] for cut in cuts]
         return {
-            "seconds": clock.ended - clock.started,
-            "cpu_seconds": clock.cpu_ended - clock.cpu_started,
+            **clock.step.result(),
             "prepare_seconds": prepare,
             "losses": [sum(trainer.micro_losses[cut : cut + size]) for cut in cuts],
             "step_ids": step_ids,

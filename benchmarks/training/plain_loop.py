@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.processes.sides import serve
 from benchmarks.training.corpus import read_ids
-from benchmarks.training.settings import BETAS, SETTINGS
+from benchmarks.training.settings import BETAS, read_settings
 
 MICRO_BATCH = 8
 ATTENTION = "sdpa"
@@ -41,7 +41,7 @@ class PlainLoop:
     """`run` trains from the initial weights."""
 
     def __init__(self, folder: Path):
-        self.path = folder / "policy"
+        self.path, self.settings = folder / "policy", read_settings(folder, "sft")
         self.rows = {row["id"]: row for row in read_ids(folder, "sft")}
 
     def run(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -50,10 +50,11 @@ class PlainLoop:
         model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation=ATTENTION)
         model.config.use_cache = False
         model.train()
-        settings = SETTINGS["sft"]
+        settings = self.settings
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.learning_rate, betas=BETAS, weight_decay=0.0, fused=True
         )
+        is_bf16 = settings.precision == "bf16"
         steps = [[self.rows[name] for name in step] for step in question["step_ids"]]
         losses, computed = [], 0
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -61,7 +62,7 @@ class PlainLoop:
             batches, loss = self._batches(step, model.config.pad_token_id), 0.0
             count = sum(int((labels[:, 1:] != -100).sum()) for _, labels, _ in batches)
             for ids, labels, mask in batches:
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
                     logits = model(input_ids=ids, attention_mask=mask).logits
                 part = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
                 (part / count).backward()

@@ -13,7 +13,6 @@ import logging
 import runpy
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any
 
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import serve
+from benchmarks.training.clock import Moment, StepClock
 from benchmarks.training.corpus import read_ids, tokens_of
-from benchmarks.training.settings import BETAS, DPO_BETA, SETTINGS
+from benchmarks.training.settings import BETAS, DPO_BETA, SETTINGS, read_settings
 from espalier.training.loop import Loop
 
 PROGRAM = "trainer_base_ds_mul.py"
@@ -36,7 +36,7 @@ FAST = {
 
 def given(folder: Path, kind: str) -> list[str]:
     """Return what the comparison asks for: model, data, objective, batch, learning rate."""
-    settings = SETTINGS[kind]
+    settings = read_settings(folder, kind)
     own = {
         "sft": [f"model.path={folder}/policy"],
         "dpo": ["examples=preferences", "objective=dpo", f"objective.beta={DPO_BETA}", f"model.path={folder}/policy"],
@@ -54,7 +54,7 @@ def given(folder: Path, kind: str) -> list[str]:
         "update.schedule=constant",
         "update.warmup_steps=0",
         f"optimizer.betas=[{BETAS[0]},{BETAS[1]}]",
-        "precision=bf16",
+        f"precision={settings.precision}",
     ]
 
 
@@ -62,8 +62,8 @@ class Watch:
     """What `Loop.train_step` did and when."""
 
     def __init__(self) -> None:
-        self.began = self.started = self.ended = 0.0
-        self.cpu_started = self.cpu_ended = 0.0
+        self.began = Moment()
+        self.step = StepClock()
         self.values: list[dict[str, float]] = []
         self.step_ids: list[list[str]] = []
 
@@ -73,15 +73,15 @@ class Watch:
         run, train_step = Loop.run, Loop.train_step
 
         def watched_run(loop: Loop) -> None:
-            self.began = time.perf_counter()
+            self.began = Moment()
             run(loop)
 
         def watched_step(loop: Loop, step: int) -> dict[str, float]:
             self.step_ids.append([example.id for example in loop.loader.step_examples(step)])
             if not self.values:
-                self.started, self.cpu_started = time.perf_counter(), time.process_time()
+                self.step.start()
             self.values.append(train_step(loop, step))
-            self.ended, self.cpu_ended = time.perf_counter(), time.process_time()
+            self.step.end()
             return self.values[-1]
 
         setattr(Loop, "run", watched_run)  # noqa: B010
@@ -113,9 +113,9 @@ class Product:
                 if stop.code:
                     raise
         return {
-            "seconds": watch.ended - watch.started,
-            "cpu_seconds": watch.cpu_ended - watch.cpu_started,
-            "prepare_seconds": watch.started - watch.began,
+            **watch.step.result(),
+            "prepare_seconds": watch.step.moments[0].wall - watch.began.wall,
+            "prepare_cpu_seconds": watch.step.moments[0].cpu - watch.began.cpu,
             "losses": [values["loss"] for values in watch.values],
             "step_ids": watch.step_ids,
             "tokens": sum(self.tokens[name] for step in watch.step_ids for name in step),

@@ -18,7 +18,7 @@ from espalier.models.packing_check import packing_of
 from espalier.models.precision import AUTO, autocast
 from espalier.models.published.reads import Read
 from espalier.models.published.table import POLICIES, PublishedPRM
-from espalier.models.token_scores import MAX_SCORES
+from espalier.models.token_scores import most_scores
 
 _DIGITS = 6
 
@@ -117,7 +117,8 @@ def read_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor, read: R
         return scores(model(**given).logits.flatten(0, 1).index_select(0, positions))
 
     def answer(read_hidden: torch.Tensor) -> torch.Tensor:
-        size = max(1, MAX_SCORES[read_hidden.device.type] // head.weight.shape[0])
+        vocabulary = head.weight.shape[0]
+        size = most_scores(read_hidden.device.type, vocabulary) // vocabulary
         with torch.autocast(read_hidden.device.type, enabled=False):  # in bf16 two logits differ in coarse steps
             bias = None if head.bias is None else head.bias.float()
             parts = [scores(linear(part.float(), head.weight.float(), bias)) for part in read_hidden.split(size)]

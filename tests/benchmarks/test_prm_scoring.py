@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.result import kept
 from benchmarks.road import prm_scoring
 from benchmarks.road.prm_scoring import (
     AS_CLASSIFIERS,
@@ -15,7 +16,6 @@ from benchmarks.road.prm_scoring import (
     engine_words,
     exact_part,
     gaps_part,
-    kept,
     largest_gap,
     measure,
     merged,
@@ -23,6 +23,7 @@ from benchmarks.road.prm_scoring import (
     speed_part,
 )
 from benchmarks.road.road import SECTIONS, runs_table
+from espalier.data.jsonl import write_json
 
 
 def test_engines_and_the_loop_compute_in_the_precision_that_the_stage_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_throughput_is_the_median_of_the_rounds_each_beside_its_own_loop() -> No
 STAMP = {"machine": "m", "commit": "c", "date": "2020-01-01", "precision": "fp32", "load_before": 0.1}
 
 
-def test_what_is_kept_is_made_again_where_settings_precision_machine_or_commit_differ(tmp_path: Path) -> None:
+def test_what_is_kept_is_made_again_where_settings_machine_or_commit_differ(tmp_path: Path) -> None:
     made: list[int] = []
 
     def make() -> int:
@@ -104,7 +105,7 @@ def test_what_is_kept_is_made_again_where_settings_precision_machine_or_commit_d
     later = {**STAMP, "date": "2020-01-02", "load_before": 0.2}
     assert kept(path, {"solutions": 4}, later, make) == (0, STAMP), "with the stamp of when it was made"
     assert kept(path, {"solutions": 8}, later, make) == (1, later)
-    for number, (key, value) in enumerate((("precision", "bf16"), ("machine", "n"), ("commit", "another")), 2):
+    for number, (key, value) in enumerate((("machine", "n"), ("commit", "another")), 2):
         assert kept(path, {"solutions": 8}, {**STAMP, key: value}, make)[0] == number
 
 
@@ -117,12 +118,11 @@ def test_nothing_is_kept_of_code_that_has_no_name(commit: str, tmp_path: Path) -
 
 def test_a_cell_is_of_the_day_of_its_oldest_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prm_scoring, "RESULTS", tmp_path)
-    monkeypatch.setattr(prm_scoring, "machine", lambda: "m")
-    monkeypatch.setattr(prm_scoring, "code_commit", lambda: "c")
+    monkeypatch.setattr(prm_scoring, "stamp_of_now", lambda: {"machine": "m", "commit": "c", "date": "2020-01-02"})
     monkeypatch.setattr(prm_scoring, "load_before", lambda: 0.0)
     monkeypatch.setattr(prm_scoring, "precision", lambda: "fp32")
     monkeypatch.setattr(prm_scoring, "gap", lambda layout: {"gap": 0.0, "lowest": 0.1, "highest": 0.9})
-    kept(tmp_path / "gap-qwen.json", {}, STAMP, lambda: {"gap": 1e-6, "lowest": 0.2, "highest": 0.8})
+    kept(tmp_path / "gap-qwen.json", {"precision": "fp32"}, STAMP, lambda: {"gap": 1e-6, "lowest": 0.2, "highest": 0.8})
     part = measure(["gaps", "--layouts", "trl", "qwen", "--work", str(tmp_path)])
     assert part["figures"]["scores_transformers_vs_vllm"]["value"] == 1e-6
     assert part["cells"]["gaps"]["made"] == STAMP
@@ -134,7 +134,7 @@ def test_a_cell_that_is_run_alone_leaves_the_others_as_they_were(
     stamp = {"machine": "m", "commit": "c", "date": "2020-01-01"}
     before = merged({"speed": {**speed_part([{"loop": 4.0, "transformers": 1.0, "engines": 2.0}], 4, "bf16"),
                                "made": stamp}})  # fmt: skip
-    prm_scoring.write_json(tmp_path / "road.json", {"detail": {"prm_scoring": before}})
+    write_json(tmp_path / "road.json", {"detail": {"prm_scoring": before}})
     monkeypatch.setattr(prm_scoring, "RESULTS", tmp_path)
     monkeypatch.setattr(prm_scoring, "exact", lambda: (16, []))
     part = measure(["exact", "--work", str(tmp_path / "work")])

@@ -74,7 +74,13 @@ def test_gradients_of_chunks_are_those_of_autograd_in_float64(max_scores: int) -
         torch.testing.assert_close(mine.grad.double(), want.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_no_more_scores_stand_at_a_time_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("max_scores", "tokens"), [(640, 10), (0, 20)])
+def test_no_more_scores_stand_at_a_time_than_asked_and_by_default_not_of_too_few_tokens(
+    max_scores: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(token_scores.MAX_SCORES, "cpu", 640)
+    monkeypatch.setattr(token_scores, "LEAST_TOKENS", 20)
+    monkeypatch.setattr(token_scores, "missing", lambda *_: 0)
     sizes: list[int] = []
     plain = token_scores.linear
 
@@ -84,9 +90,10 @@ def test_no_more_scores_stand_at_a_time_than_asked(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(token_scores, "linear", counted)
-    hidden, weight = torch.randn(50, 8, requires_grad=True), torch.randn(64, 8)
-    chunked_scores(hidden, weight, torch.zeros(50, dtype=torch.long), max_scores=640).logprobs.sum().backward()
-    assert sizes == [640] * 5 * 2  # ten tokens at a time, forward and again backward
+    hidden, weight = torch.randn(60, 8, requires_grad=True), torch.randn(64, 8)
+    targets = torch.zeros(60, dtype=torch.long)
+    chunked_scores(hidden, weight, targets, max_scores=max_scores).logprobs.sum().backward()
+    assert sizes == [64 * tokens] * (60 // tokens) * 2  # so many tokens at a time, forward and again backward
 
 
 def test_a_network_that_changes_its_logits_behind_the_head_goes_the_long_way(tiny_policy: Any) -> None:

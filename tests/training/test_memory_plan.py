@@ -10,6 +10,7 @@ from espalier.data.batches.packing import Layout, place_rows
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs
+from espalier.models.token_scores import LEAST_TOKENS
 from espalier.rl.memory_of_run import rl_setup
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
@@ -25,7 +26,16 @@ from espalier.training.memory_of_run import (
     smallest_change,
     with_adapters,
 )
-from espalier.training.memory_plan import Network, Setup, Shape, Work, activation_bytes, memory_plan, work_of
+from espalier.training.memory_plan import (
+    Network,
+    Setup,
+    Shape,
+    Work,
+    activation_bytes,
+    memory_plan,
+    score_bytes,
+    work_of,
+)
 
 torch.set_num_threads(1)
 # 100 x 8 embedding, as large a head; 2 layers of 4 x 64 attention (2 heads of 4), 3 x 8 x 20 MLP and two norms
@@ -237,6 +247,16 @@ def test_offloading_is_read_off_deepspeeds_own_keys() -> None:
     found = cutting_of({"zero_optimization": zero}, 3, is_gpu=False)
     assert (found["stage"], found["ranks"], found["live"], found["bucket"]) == (3, 3, 7, 5)
     assert (found["offloads_weights"], found["offloads_optimizer"]) == (True, False)
+    assert (found["max_scores"], found["least_scored"]) == (2**22, LEAST_TOKENS)
+
+
+def test_scores_stand_for_some_tokens_at_a_time_however_large_the_vocabulary() -> None:
+    run = replace(FP32, work=Work(tokens=1000, reads=900), max_scores=30 * SHAPE.vocabulary)
+    assert score_bytes(SHAPE, run) == 8 * 30 * SHAPE.vocabulary
+    assert score_bytes(SHAPE, replace(run, least_scored=256)) == 8 * 256 * SHAPE.vocabulary
+    assert score_bytes(SHAPE, replace(run, work=Work(tokens=100, reads=90), least_scored=256)) == (
+        8 * 90 * SHAPE.vocabulary
+    )
 
 
 def test_a_budget_of_tokens_is_lowered_in_place_of_rows_which_it_overrides() -> None:
