@@ -145,7 +145,7 @@ def _steps(rows: Path, tokenizer: Path) -> list[Tokens]:
         read = read_as(PUBLISHED["trl"], load_tokenizer(str(tokenizer)), solution)
         ids = [*read.prompt_ids, *read.response_ids]
         labels = [UNREAD] * len(ids)
-        for end, label in zip(read.steppaired_ends, row["labels"], strict=True):
+        for end, label in zip(read.step_ends, row["labels"], strict=True):
             labels[len(read.prompt_ids) + end - 1] = int(label)
         found.append(Tokens(ids, labels))
     return found
