@@ -69,8 +69,11 @@ def read_pair(row: Row) -> RankedResponses:
         prompt = _prompt(row, asked)
     else:
         prompt, chosen, rejected = (part.strip() for part in split_prompt(chosen, rejected))
-        if not prompt or not chosen or not rejected:
+        if not prompt:
             raise BadRow("there is no prompt: give a prompt, or a chosen and a rejected text that begin alike")
+        if not chosen or not rejected:
+            raise BadRow("what chosen and rejected begin with is their prompt, and behind it one of them has no "
+                         "response: give a prompt")  # fmt: skip
     return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected])
 
 

@@ -318,7 +318,8 @@ def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
     for name, (hint, is_required) in fields.items():
         if name not in row:
             if is_required:
-                raise BadInput(f"{place}: {kind.__name__} lacks the field '{name}'")
+                raise BadInput(f"{place}: {kind.__name__} lacks the field '{name}': correct the row, or name the "
+                               "file that holds such rows")  # fmt: skip
             continue
         if not _fits(row[name], hint):
             want = getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint)

@@ -65,6 +65,11 @@ def places_of(ids: Sequence[int], token: int, steps: Sequence[str], what: str) -
     return places
 
 
+def written_with(text: str, question: str) -> str:
+    """Return the text with the question where `{question}` stands; other braces stay, as LaTeX has many."""
+    return text.replace("{question}", question)
+
+
 @dataclass(frozen=True)
 class Tagged:
     """Plain text with a tag behind every step. `before` is written with the question, `after` each step. Read at the
@@ -81,7 +86,7 @@ class Tagged:
         written = [step.strip() for step in steps]
         if self.numbers:
             written = numbered(written)
-        text = self.before.format(question=question) + self.between.join(step + self.after for step in written)
+        text = written_with(self.before, question) + self.between.join(step + self.after for step in written)
         ids = list(tokenizer(text).input_ids)
         return Reading(ids, places_of(ids, mark_id(tokenizer, self.tag or self.after), steps, repr(self.after)))
 
@@ -205,7 +210,7 @@ class Separated:
         if border is None or border == tokenizer.eos_token:
             border = tokenizer.unk_token or tokenizer.eos_token
         mark = tokenizer.convert_tokens_to_ids(border)
-        text = self.before.format(question=question) + border + "".join(step.strip() + border for step in steps)
+        text = written_with(self.before, question) + border + "".join(step.strip() + border for step in steps)
         ids: list[int] = []
         places: list[int] = []
         for number, token in enumerate(tokenizer(text).input_ids):
@@ -229,7 +234,7 @@ class Document:
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
-        text, ends = self.before.format(question=question), []
+        text, ends = written_with(self.before, question), []
         for number, step in enumerate(steps):
             text += step.strip()
             ends.append(len(text))

@@ -111,8 +111,8 @@ PUBLISHED: Mapping[str, PublishedPRM] = MappingProxyType(_ROWS)
 
 def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
     """Return a row with other values of what its layout and its read are made of, by their names (`models.published`:
-    `layouts`, `reads`); `\\n` in a text is a newline, which nobody can type on a command line. Raises BadInput on a
-    name that they do not have, and on a value of another type."""
+    `layouts`, `reads`). Raises BadInput on a name that they do not have, on a value of another type, on a text before
+    the steps without the question, and on weights that give scores outside [0, 1]."""
     parts: dict[str, dict[str, Any]] = {"layout": {}, "read": {}}
     known = {name: (part, value) for part in parts for name, value in vars(getattr(row, part)).items()}
     for name, value in deviations.items():
@@ -120,10 +120,28 @@ def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
             raise BadInput(f"stage.deviations.{name}: this layout is made of {', '.join(known) or 'nothing'}: name one "
                            "of these")  # fmt: skip
         part, before = known[name]
-        is_list = isinstance(before, tuple)
-        kinds = (list | tuple) if is_list else type(before)
-        if not isinstance(value, kinds) or (is_list and not all(type(one) in (int, float) for one in value)):
-            raise BadInput(f"stage.deviations.{name} must be of the kind of {before!r}, got {value!r}")
-        text = value.replace("\\n", "\n") if isinstance(value, str) else value
-        parts[part][name] = tuple(map(float, value)) if is_list else text
+        parts[part][name] = _checked(name, with_newlines(value), before)
     return replace(row, layout=replace(row.layout, **parts["layout"]), read=replace(row.read, **parts["read"]))  # type: ignore[type-var]
+
+
+def with_newlines(value: Any) -> Any:
+    """Return a value whose `\\n`, where it is a text, are newlines, which nobody can type on a command line."""
+    return value.replace("\\n", "\n") if isinstance(value, str) else value
+
+
+def _checked(name: str, value: Any, before: Any) -> Any:
+    """Return another value of what is now `before`. Raises BadInput where it does not fit."""
+    kind = {tuple: "a list of numbers", bool: "true or false"}.get(type(before), "a text")
+    fits = type(value) is type(before)
+    if isinstance(before, tuple):
+        fits = isinstance(value, list | tuple) and all(type(one) in (int, float) for one in value)
+    if not fits:
+        raise BadInput(f"stage.deviations.{name} must be {kind}, as {before!r} is, got {value!r}")
+    if name == "before" and "{question}" not in value:
+        raise BadInput(f"stage.deviations.before must hold {{question}}, got {value!r}: without it the model reads no "
+                       "question")  # fmt: skip
+    if not isinstance(before, tuple):
+        return value
+    if not all(0 <= weight <= 1 for weight in value):
+        raise BadInput(f"stage.deviations.{name} must be numbers in [0, 1], got {value!r}: scores are in [0, 1]")
+    return tuple(map(float, value))

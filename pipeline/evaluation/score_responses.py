@@ -130,6 +130,8 @@ class ScoreResponses:
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.judgements):
             raise BadInput("name one scorer: stage.model, or stage.judgements")
+        if self.is_chat not in (None, True, False):
+            raise BadInput(f"stage.is_chat must be true, false or null, got {self.is_chat!r}")
         if self.aggregate not in AGGREGATES:
             raise BadInput(f"stage.aggregate must be one of {', '.join(AGGREGATES)}, got '{self.aggregate}'")
         if self.reference and self.is_reference_free:

@@ -76,6 +76,13 @@ class ScoreSteps:
     asks_engines: ClassVar[bool] = True
     runs_on_ranks: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.deviations, Mapping | None):
+            raise BadInput(f"stage.deviations must be names with values, {{NAME: VALUE}}, got {self.deviations!r}")
+        if type(self.max_length) is not int or self.max_length < 0:
+            raise BadInput(f"stage.max_length must be a number of tokens, 0 for the model's positions, "
+                           f"got {self.max_length!r}")  # fmt: skip
+
     def inputs(self) -> list[str]:
         """Return the weights of local models, which belong to the provenance."""
         models = [Path(model) for model in (self.model, self.other_model) if model and Path(model).is_dir()]
@@ -314,5 +321,6 @@ class _Scoring:
             log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was trained"
                         " from: train it from one that has not learned from them", below, problems)  # fmt: skip
         if too_long:
-            log.warning("%d solutions are longer than the model takes, without scores: %s, ...", too_long,
-                        first_too_long)  # fmt: skip
+            limit = self.stage.max_length
+            log.warning("%d solutions are longer than the model takes%s, without scores: %s, ...", too_long,
+                        f" or stage.max_length={limit} says" if limit else "", first_too_long)  # fmt: skip

@@ -20,7 +20,9 @@ Scores = Callable[[Sequence[StepTokens]], list[list[float]]]
 
 def shown(deviations: Mapping[str, Any]) -> str:
     """Return deviations as text."""
-    return ", ".join(f"{name}={value!r}" for name, value in deviations.items())
+    from espalier.models.published.table import with_newlines
+
+    return ", ".join(f"{name}={with_newlines(value)!r}" for name, value in deviations.items())
 
 
 @dataclass(frozen=True)

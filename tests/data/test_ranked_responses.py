@@ -45,6 +45,9 @@ def test_texts_that_begin_alike_hold_their_prompt() -> None:
     assert (row.prompt, row.chosen, row.rejected) == ("Human: Q Assistant:", ["good"], ["bad"])
     with pytest.raises(BadInput, match=r"f\.json:3: there is no prompt: .* that begin alike"):
         read("pairs", chosen="yes", rejected="no")
+    for rejected in ("How many? 2", "How many? 2 or 3"):
+        with pytest.raises(BadInput, match=r"f\.json:3: .* is their prompt, and behind it one of them has no response"):
+            read("pairs", chosen="How many? 2", rejected=rejected)
 
 
 def test_conversations_that_part_before_the_last_turn_are_refused() -> None:

@@ -16,7 +16,7 @@ from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.published.engines import engine_form
-from espalier.models.published.layouts import Tagged, only_id
+from espalier.models.published.layouts import Tagged, only_id, written_with
 from espalier.models.published.load import load_published, name_by_config, row_by_name
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED, PublishedPRM, deviate
@@ -134,8 +134,21 @@ def test_reasoneval_by_weights_of_ones_own(tokenizers: dict[str, Any]) -> None:
     row = deviate(PUBLISHED["reasoneval"], {"weights": [0, 0, 1]})
     logits = torch.tensor([[1.0, 2.0, 5.0]]).log()
     assert float(row.read.scores(logits, None)) == pytest.approx(5 / 8)
-    with pytest.raises(BadInput, match=r"stage\.deviations\.weights must be of the kind of"):
+    with pytest.raises(
+        BadInput, match=r"stage\.deviations\.weights must be a list of numbers, as \(0\.0, 1\.0, 1\.0\)"
+    ):
         deviate(PUBLISHED["reasoneval"], {"weights": ["1", 0, 0]})
+    with pytest.raises(BadInput, match=r"weights must be numbers in \[0, 1\], got \[-1, 0, 1\]: scores are in"):
+        deviate(PUBLISHED["reasoneval"], {"weights": [-1, 0, 1]})
+
+
+@pytest.mark.parametrize("name", ["er_prm", "reasoneval", "easy_to_hard"])
+def test_a_text_of_ones_own_before_the_steps_holds_the_question_and_may_hold_latex(name: str) -> None:
+    layout: Any = deviate(PUBLISHED[name], {"before": "End with \\boxed{}. {question}\\n"}).layout
+    assert written_with(layout.before, "1 + 1?") == "End with \\boxed{}. 1 + 1?\n"
+    for text in ("End with \\boxed{}.", "{q}", ""):
+        with pytest.raises(BadInput, match=r"stage\.deviations\.before must hold \{question\}, got"):
+            deviate(PUBLISHED[name], {"before": text})
 
 
 def test_rlhflow_in_one_pass_is_a_pass_for_every_turn(tokenizers: dict[str, Any], tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ def test_responses_are_turns_where_the_tokenizer_has_a_chat_template(chat_model:
         expected = [sum(line) for line in sampled_logprobs(network, rows)]
         assert [*found[0].chosen, *found[0].rejected] == pytest.approx(expected, abs=1e-4)
         assert ("chat" in own.counts["layout"]) == is_chat
+    with pytest.raises(BadInput, match=r"stage\.is_chat must be true, false or null, got 'no'"):
+        ScoreResponses(model=str(chat_model), is_chat="no")  # type: ignore[arg-type]
 
 
 def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:

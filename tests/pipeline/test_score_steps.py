@@ -31,6 +31,7 @@ from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.prm.step_inputs import choose_layout
+from espalier.pipeline.prm.step_scorers import shown
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.process import score_step_tokens
 from espalier.runtime.entrypoint import build, compose_config
@@ -267,6 +268,7 @@ def test_deviations_are_given_on_the_command_line_as_the_page_writes_them() -> N
     words = ["stage.model=m", "input=i", "output=o", 'stage.deviations={separator: "\\n\\n", begins: false}']
     stage = build(compose_config(StageConfig, "stage/prm/score_steps", words).stage)
     assert deviate(PUBLISHED["trl"], stage.deviations).layout == Pieces("\n\n")
+    assert shown(stage.deviations) == "separator='\\n\\n', begins=False"
 
 
 def test_solutions_beyond_the_length_that_is_set_get_no_scores(two_classes: Path, tmp_path: Path) -> None:
@@ -289,8 +291,16 @@ def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path,
         score(two_classes, *paths, layout="tokens")
     with pytest.raises(BadInput, match=r"stage\.deviations\.system: this layout is made of separator, after_q"):
         score(two_classes, *paths, deviations={"system": "x"})
-    with pytest.raises(BadInput, match=r"stage\.deviations\.separator must be of the kind of '\\n', got 3"):
+    with pytest.raises(BadInput, match=r"stage\.deviations\.separator must be a text, as '\\n' is, got 3"):
         score(two_classes, *paths, deviations={"separator": 3})
+    with pytest.raises(BadInput, match=r"stage\.deviations\.begins must be true or false, as True is, got 'no'"):
+        score(two_classes, *paths, deviations={"begins": "no"})
+    for wrong in ("system", ["a"], 3):
+        with pytest.raises(BadInput, match=r"stage\.deviations must be names with values, \{NAME: VALUE\}, got"):
+            score(two_classes, *paths, deviations=wrong)
+    for wrong in (-1, "no", 0.5):
+        with pytest.raises(BadInput, match=r"stage\.max_length must be a number of tokens, 0 for the model's pos"):
+            score(two_classes, *paths, max_length=wrong)
     with pytest.raises(BadInput, match=r"stage\.deviations are of how others' models are read, and .* as task"):
         score(two_classes, *paths, task=WordArithmetic(), layout="task", deviations={"separator": " "})
 
