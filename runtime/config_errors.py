@@ -2,13 +2,14 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from espalier.runtime.renamed import MOVED, RENAMED, new_name
@@ -24,6 +25,7 @@ _GONE = {
                       "client.num_engines engines in processes of their own, or start servers and name them in "
                       "client.base_url=[...]"
 }  # fmt: skip
+_NO_TEXTS = {bool: "true or false", int: "a number", float: "a number", type(None): "null"}
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 
 
@@ -51,6 +53,22 @@ def is_of_hydra(error: BaseException) -> bool:
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", "")) if last is not None else ""
     return type(error) in (AssertionError, ValueError) and module.partition(".")[0] in ("hydra", "omegaconf")
+
+
+def text_for_a_value(component: Callable[..., Any], values: Mapping[str, Any]) -> str:
+    """Say which value is a text where the component's parameter is a number, true or false, "" where none is: `no` is a
+    text to Hydra, and every text is true to Python."""
+    texts = [name for name, value in values.items() if isinstance(value, str) and value != MISSING]
+    try:
+        hints = get_type_hints(component.__init__ if isinstance(component, type) else component) if texts else {}  # type: ignore[misc]
+    except NameError:  # a type that only a type checker imports
+        return ""
+    for name in texts:
+        kinds = set(get_args(hints.get(name)) or (hints.get(name),))
+        if kinds <= _NO_TEXTS.keys():
+            wanted = dict.fromkeys(text for kind, text in _NO_TEXTS.items() if kind in kinds)
+            return f"{name} must be {' or '.join(wanted)}, got '{values[name]}'"
+    return ""
 
 
 def suggest(name: str, names: Iterable[str], prefix: str = "") -> str:

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.runtime import schemas
 from espalier.runtime.company import company
-from espalier.runtime.config_errors import is_of_hydra, suggest
+from espalier.runtime.config_errors import is_of_hydra, suggest, text_for_a_value
 from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
@@ -104,9 +104,11 @@ def _moved_to(target: str) -> str:
 
 
 def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
-    """Raise BadConfig unless the node's keys, with `arguments`, fit the signature of its `_target_`."""
+    """Raise BadConfig unless the node's keys, with `arguments`, fit the signature of its `_target_`, and no text stands
+    where a number, or true or false, belongs."""
     target = node["_target_"]
-    signature = inspect.signature(find_component(target))
+    component = find_component(target)
+    signature = inspect.signature(component)
     own = {name: value for name, value in node.items() if not name.startswith("_")}
     bind = signature.bind_partial if node.get("_partial_") else signature.bind
     try:
@@ -117,6 +119,8 @@ def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
             hint = suggest(unknown[0], signature.parameters)
             raise BadConfig(f"config: {target} has no setting '{unknown[0]}': {hint}") from None
         raise BadConfig(f"config: {target}: {error}") from None
+    if wrong := text_for_a_value(component, own):
+        raise BadConfig(f"config: {target}: {wrong}")
 
 
 def _components(node: Any) -> Iterator[Mapping[str, Any]]:
