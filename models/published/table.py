@@ -107,12 +107,13 @@ _ROWS = {
     ),
 }
 PUBLISHED: Mapping[str, PublishedPRM] = MappingProxyType(_ROWS)
+_QUESTION = "{question}"
 
 
 def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
     """Return a row with other values of what its layout and its read are made of, by their names (`models.published`:
     `layouts`, `reads`); `\\n` in a text is a newline, which nobody can type on a command line. Raises BadInput on a
-    name that they do not have, and on a value of another type."""
+    name that they do not have, on a value of another type, and on a text that leaves the problem out."""
     parts: dict[str, dict[str, Any]] = {"layout": {}, "read": {}}
     known = {name: (part, value) for part in parts for name, value in vars(getattr(row, part)).items()}
     for name, value in deviations.items():
@@ -125,5 +126,8 @@ def deviate(row: PublishedPRM, deviations: Mapping[str, Any]) -> PublishedPRM:
         if not isinstance(value, kinds) or (is_list and not all(type(one) in (int, float) for one in value)):
             raise BadInput(f"stage.deviations.{name} must be of the kind of {before!r}, got {value!r}")
         text = value.replace("\\n", "\n") if isinstance(value, str) else value
+        if isinstance(before, str) and _QUESTION in before and _QUESTION not in text:
+            raise BadInput(f"stage.deviations.{name} must hold {_QUESTION}, which the problem is put in place of: the "
+                           f"model would score steps without it; got {value!r}")  # fmt: skip
         parts[part][name] = tuple(map(float, value)) if is_list else text
     return replace(row, layout=replace(row.layout, **parts["layout"]), read=replace(row.read, **parts["read"]))  # type: ignore[type-var]
