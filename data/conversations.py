@@ -137,6 +137,8 @@ def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
         prompt = tokens.text[: tokens.ends[end]]
     chosen, rejected = (text[len(prompt) :] for text in wholes)
     chosen_ids, rejected_ids = (_ended(tokenizer, ids[end:]) for ids in sides)
+    if chosen_ids == rejected_ids:
+        raise BadRow("chosen and rejected are the same tokens")
     return PairTokens(prompt, chosen, rejected, sides[0][:end], chosen_ids, rejected_ids)
 
 

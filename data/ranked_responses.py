@@ -63,15 +63,16 @@ def read_pair(row: Row) -> RankedResponses:
     asked, chosen = _turns(row, "chosen")
     other, rejected = _turns(row, "rejected")
     subset = row.text("subset", "")
-    if row.has("prompt") or asked:
+    are_texts = all(isinstance(row.fields.get(name), str) for name in ("chosen", "rejected"))
+    if row.has("prompt") or not are_texts:
         if asked and other and asked != other:
             raise BadRow("chosen and rejected part before their last turn: they answer other prompts")
         prompt = _prompt(row, asked)
-    else:
-        prompt, chosen, rejected = (part.strip() for part in split_prompt(chosen, rejected))
-        if not prompt:
+    else:  # blanks where they part stay: prompt and response join to the text that was written
+        prompt, chosen, rejected = split_prompt(chosen, rejected)
+        if not prompt.strip():
             raise BadRow("there is no prompt: give a prompt, or a chosen and a rejected text that begin alike")
-        if not chosen or not rejected:
+        if not chosen.strip() or not rejected.strip():
             raise BadRow("what chosen and rejected begin with is their prompt, and behind it one of them has no "
                          "response: give a prompt")  # fmt: skip
     return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected])

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -64,7 +65,8 @@ def text_for_a_value(component: Callable[..., Any], values: Mapping[str, Any]) -
     except NameError:  # a type that only a type checker imports
         return ""
     for name in texts:
-        kinds = set(get_args(hints.get(name)) or (hints.get(name),))
+        hint = hints.get(name)
+        kinds = set(get_args(hint)) if isinstance(hint, UnionType) or get_origin(hint) is Union else {hint}
         if kinds <= _NO_TEXTS.keys():
             wanted = dict.fromkeys(text for kind, text in _NO_TEXTS.items() if kind in kinds)
             return f"{name} must be {' or '.join(wanted)}, got '{values[name]}'"

@@ -55,11 +55,18 @@ def engine_dtype(dtype: str, options: Mapping[str, Any]) -> str:
     return "bfloat16" if has_fast_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
 
 
+ON_NODES = "bfloat16"
+"""What "auto" is of engines on the nodes of a cluster, which are of other kinds than this machine."""
+_RAY_ENGINES = "espalier.sampling.ray_engines.RayEngines"
+
+
 def settled_dtype(node: Any) -> Any:
-    """Return a config's server or client with what its engines compute in on this machine in place of `auto`."""
+    """Return a config's server or client with what its engines compute in, on this machine or on a cluster's nodes, in
+    place of `auto`."""
     if not isinstance(node, dict) or node.get("dtype") != "auto":
         return node
-    return {**node, "dtype": engine_dtype("auto", node.get("options") or {})}
+    dtype = ON_NODES if node.get("_target_") == _RAY_ENGINES else "auto"
+    return {**node, "dtype": engine_dtype(dtype, node.get("options") or {})}
 
 
 def engine_arguments(

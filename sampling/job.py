@@ -97,7 +97,8 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         listed = f", {failed} requests failed: see {failed_path(output)}" if failed else ""
         log.info("%s is complete: %s rows%s", output, stored["counts"]["rows"], listed)
         return 0
-    config = dataclasses.replace(config, server=settled_dtype(config.server), client=settled_dtype(config.client))
+    server = config.server if SERVER_VARIABLE in os.environ else settled_dtype(config.server)
+    config = dataclasses.replace(config, server=server, client=settled_dtype(config.client))
     tokenizer = load_tokenizer(config.policy)
     params = with_stop_tokens(params, tokenizer)
     requests = _requests(config, source, task, tokenizer, inputs[config.policy])

@@ -30,7 +30,7 @@ from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import numbered
 from espalier.sampling.client import ServerGone
-from espalier.sampling.engine_arguments import num_devices
+from espalier.sampling.engine_arguments import ON_NODES, num_devices
 from espalier.sampling.engine_host import TOKEN_BYTES, EngineHost
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.kept_engines import engine_name
@@ -154,7 +154,7 @@ class RayEngines(EnginePool):
     placement: str = "SPREAD"
 
     def __post_init__(self) -> None:
-        self.dtype = "bfloat16" if self.dtype == "auto" else self.dtype  # nodes are of other kinds than this machine
+        self.dtype = ON_NODES if self.dtype == "auto" else self.dtype
         super().__post_init__()
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None

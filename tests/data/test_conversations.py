@@ -141,6 +141,12 @@ def test_an_implicit_prompt_ends_between_tokens_of_both_whole_texts(
     assert found.prompt.startswith(first)
 
 
+def test_two_texts_that_are_the_same_tokens_are_no_pair(chat: Any) -> None:
+    """One has its end token written out: nothing tells them apart, and half of the pair would be learnt as wrong."""
+    with pytest.raises(BadRow, match="chosen and rejected are the same tokens"):
+        pair_tokens(row(chosen="So it is five ", rejected=f"So it is five {chat.eos_token}"), chat)
+
+
 @pytest.mark.parametrize("has_prompt", ["turns", "text", "none"])
 def test_a_pair_of_conversations_is_the_same_pair_in_every_layout(has_prompt: str, chat: Any) -> None:
     """Explicit turns; UltraFeedback's, whose prompt is a text; and none at all."""

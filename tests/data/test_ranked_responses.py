@@ -42,12 +42,22 @@ def test_a_prompt_of_messages_is_their_text() -> None:
 
 def test_texts_that_begin_alike_hold_their_prompt() -> None:
     row = read("pairs", chosen="Human: Q Assistant: good", rejected="Human: Q Assistant: bad")
-    assert (row.prompt, row.chosen, row.rejected) == ("Human: Q Assistant:", ["good"], ["bad"])
+    assert (row.prompt, row.chosen, row.rejected) == ("Human: Q Assistant:", [" good"], [" bad"])
+    row = read("pairs", chosen="Q\n\nAssistant: I think so.", rejected="Q\n\nAssistant: I know.")
+    assert (row.prompt + row.chosen[0], row.prompt + row.rejected[0]) == (
+        "Q\n\nAssistant: I think so.", "Q\n\nAssistant: I know."), "nothing is lost where they part"  # fmt: skip
     with pytest.raises(BadInput, match=r"f\.json:3: there is no prompt: .* that begin alike"):
         read("pairs", chosen="yes", rejected="no")
     for rejected in ("How many? 2", "How many? 2 or 3"):
         with pytest.raises(BadInput, match=r"f\.json:3: .* is their prompt, and behind it one of them has no response"):
             read("pairs", chosen="How many? 2", rejected=rejected)
+
+
+def test_turns_of_the_assistant_alone_hold_no_prompt() -> None:
+    """What the answers begin with alike is none: they are cut there only where they are texts."""
+    chosen, rejected = ([{"role": "assistant", "content": f"It is {word}."}] for word in ("five", "six"))
+    with pytest.raises(BadInput, match="there is no prompt"):
+        read("pairs", chosen=chosen, rejected=rejected)
 
 
 def test_conversations_that_part_before_the_last_turn_are_refused() -> None:

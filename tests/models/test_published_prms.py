@@ -151,6 +151,11 @@ def test_a_text_of_ones_own_before_the_steps_holds_the_question_and_may_hold_lat
             deviate(PUBLISHED[name], {"before": text})
 
 
+def test_a_deviation_that_leaves_the_problem_out_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"stage\.deviations\.before must hold \{question\}"):
+        deviate(PUBLISHED["math_shepherd"], {"before": "Solve it step by step. "})
+
+
 def test_rlhflow_in_one_pass_is_a_pass_for_every_turn(tokenizers: dict[str, Any], tmp_path: Path) -> None:
     """The published loop reads the third token from the end of the talk so far."""
     llama = tokenizers["llama"]

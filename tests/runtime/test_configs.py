@@ -51,7 +51,7 @@ def missing_keys(node: Any, name: str = "") -> list[str]:
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The config as a dict, with a value for every one that the user must give."""
     for key in missing_keys(OmegaConf.to_container(config)):
-        OmegaConf.update(config, key, "given")
+        OmegaConf.update(config, key, 1 if key == "stage.round" else "given")
     found = OmegaConf.to_container(config, resolve=True)
     assert isinstance(found, dict)
     return found
@@ -171,6 +171,17 @@ def test_a_misspelt_key_of_a_component_fails_in_a_yaml(tmp_path: Path) -> None:
     config = compose_config(write(tmp_path, "optimizer:\n  beta: [0.9, 0.95]\n"), "mine")
     with pytest.raises(BadConfig, match="has no setting 'beta': did you mean 'betas'"):
         bind_components(config)
+
+
+@pytest.mark.parametrize(("name", "value", "wanted"), [
+    ("is_reference_free", "no", "true or false"), ("batch_tokens", "many", "a number"), ("is_chat", "yes", "null"),
+])  # fmt: skip
+def test_a_text_is_no_number_and_no_yes_or_no(name: str, value: str, wanted: str) -> None:
+    """To Hydra `no` is a text, and every text is true to Python."""
+    node = {"_target_": "espalier.pipeline.evaluation.score_responses.ScoreResponses", "model": "M"}
+    with pytest.raises(BadConfig, match=rf"{name} must be .*{wanted}.*, got '{value}'"):
+        check_component({**node, name: value})
+    check_component({**node, "is_reference_free": False, "batch_tokens": 8, "is_chat": None})
 
 
 def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.runtime.schemas import EngineConfig, SampleConfig
 from espalier.sampling import job
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.engine_arguments import settled_dtype
 
 Sampling = Callable[..., dict[str, Any]]
 TEXT = "buys: 3 + 4 = 7\n#### 7"
@@ -123,3 +124,16 @@ def test_what_engines_compute_in_stands_in_the_provenance(
         monkeypatch.setattr(precision, "has_fast_bf16", lambda device_type, is_fast=is_fast: is_fast)
         config = sample(output, most, server=asked, client={**asked, "options": {"dtype": "half"}})["config"]
         assert (config["server"]["dtype"], config["client"]["dtype"]) == (dtype, "half")
+
+
+def test_engines_on_a_cluster_do_not_compute_in_what_the_driver_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may have no GPU: engines of `dtype: auto` are asked for as `RayEngines` itself reads it."""
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda device_type: False)
+    ray = {"_target_": "espalier.sampling.ray_engines.RayEngines", "model": "m", "dtype": "auto", "options": {}}
+    here = {**ray, "_target_": "espalier.sampling.engine_pool.EnginePool"}
+    assert (settled_dtype(ray)["dtype"], settled_dtype(here)["dtype"]) == ("bfloat16", "float32")
+    pytest.importorskip("ray")
+    from espalier.sampling.ray_engines import RayEngines
+
+    assert f"{RayEngines.__module__}.{RayEngines.__qualname__}" == ray["_target_"]
+    assert RayEngines(model="m", dtype="auto").dtype == settled_dtype(ray)["dtype"]
