@@ -45,12 +45,9 @@ ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
 # Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
 OWN = ("update.micro_batch_tokens=256",)
-# Of TRL, beside what `benchmarks.training.peer` found for a small network.
-BEST: dict[str, dict[str, Any]] = {
-    "sft": {"padding_free": True, "max_length": None},
-    "dpo": {"padding_free": True, "max_length": None},
-    "prm": {},
-}
+# Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. Its DPO has no padding-free
+# batches at the moment (1.16 falls back to padding), its process rewards never had.
+BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
 
 
 def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
@@ -84,8 +81,8 @@ def run_method(method: str, plan: Plan, folder: Path, arguments: argparse.Namesp
             words, path = command(method, side, folder, arguments)
             question = {"max_steps": plan.steps} if side == "product" else {"step_ids": step_ids}
             make = partial(run_side, words, path, plan.threads, question)
-            keeping = {"plan": asdict(plan), "words": words, "question": question}
-            found[side] = kept(arguments.work / f"{method}-{turn}-{side}.json", json.loads(json.dumps(keeping)), make)
+            keeping = {"plan": plan.of_a_run(), "words": words, "question": question}
+            found[side] = kept(arguments.work / f"{method}-{turn}-{side}.json", keeping, make)
             step_ids = found[side]["step_ids"]
             seconds = seconds_per_step(found[side], plan.threads)
             peak, losses = found[side]["peak_bytes"] / 2**30, found[side]["losses"]
