@@ -45,8 +45,8 @@ ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
 # Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
 OWN = ("update.micro_batch_tokens=256",)
-# Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. Its DPO has no padding-free
-# batches at the moment (1.16 falls back to padding), its process rewards never had.
+# Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. DPO has no padding-free
+# batches at the moment (1.16 falls back to padding), process rewards never had.
 BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
 
 
