@@ -10,7 +10,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -77,7 +76,7 @@ def run_rounds(plan: Plan, folder: Path, arguments: argparse.Namespace) -> list[
     """
     policy, settings = folder / "policy", peer_settings(plan)
     peers = peer_commands(arguments.trl_python, policy, folder, settings)
-    keeping = {"plan": asdict(plan), "own": own_settings(plan), "peers": settings}
+    keeping = {"plan": plan.of_a_run(), "own": own_settings(plan), "peers": settings}
     same = partial(compare_losses, arguments, policy, folder, peers["best"], settings["best"], num_groups=1)
     losses, _ = kept(arguments.work / "grpo-losses.json", keeping, stamp_of_now(), same)
     if not losses["difference"] <= LARGEST_GAP:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.processes.forked import exit_code, start
 from benchmarks.sizes.qwen_shape import TINY, QwenShape, write_qwen
@@ -39,6 +40,10 @@ class Plan:
     def new_tokens(self) -> int:
         """Of every answer of GRPO."""
         return 8 if self.shape == TINY else 64
+
+    def of_a_run(self) -> dict[str, Any]:
+        """Return what the answer of a process depends on: how many more rounds there are is none of it."""
+        return {name: value for name, value in asdict(self).items() if name != "rounds"}
 
     def settings(self) -> dict[str, Settings]:
         """Return what the sides of each method have in common."""

@@ -45,12 +45,9 @@ ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
 # Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
 OWN = ("update.micro_batch_tokens=256",)
-# Of TRL, beside what `benchmarks.training.peer` found for a small network.
-BEST: dict[str, dict[str, Any]] = {
-    "sft": {"padding_free": True, "max_length": None},
-    "dpo": {"padding_free": True, "max_length": None},
-    "prm": {},
-}
+# Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. DPO has no padding-free
+# batches at the moment (1.16 falls back to padding), process rewards never had.
+BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
 
 
 def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
@@ -84,7 +81,7 @@ def run_method(method: str, plan: Plan, folder: Path, arguments: argparse.Namesp
             words, path = command(method, side, folder, arguments)
             question = {"max_steps": plan.steps} if side == "product" else {"step_ids": step_ids}
             make = partial(run_side, words, path, plan.threads, question)
-            keeping = json.loads(json.dumps({"plan": asdict(plan), "words": words, "question": question}))
+            keeping = {"plan": plan.of_a_run(), "words": words, "question": question}
             path_of_side = arguments.work / f"{method}-{turn}-{side}.json"
             found[side], _ = kept(path_of_side, keeping, stamp_of_now(), make)
             step_ids = found[side]["step_ids"]
