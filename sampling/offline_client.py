@@ -14,6 +14,7 @@ from typing import Any
 
 from espalier.data.steps import Decoder, TokenRow
 from espalier.data.token_text import added_text
+from espalier.runtime.orphans import end_children_left_behind
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
 from espalier.sampling.engine_arguments import engine_arguments, engine_dtype, spelled
 
@@ -68,6 +69,7 @@ class OfflineClient:
 
         how = (self.takes_weights, self.scores_tokens)
         own = engine_arguments(self.model, self.dtype, self.max_model_length, self.options, *how)
+        end_children_left_behind()  # vLLM's own do not notice that this process was killed
         llm = LLM(**({"seed": self.seed, "disable_log_stats": True} | own))
         warm_up = [{"prompt_token_ids": [0] * 16}]
         if self.scores_tokens:

@@ -32,7 +32,7 @@ def main(policy: str, output: str, seconds: str, *overrides: str) -> int:
     build = job.build
 
     def build_here(node: Any, **arguments: Any) -> Any:
-        if node is config.client:
+        if node.get("_target_") == config.client["_target_"]:
             return TableSampler(tokenizer, SOLUTIONS, seconds=float(seconds))
         return ManyProblems(tokenizer) if node is config.task else build(node, **arguments)
 
