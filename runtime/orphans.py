@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_SECONDS = 0.5
+STARTS_SECONDS = 120.0  # in which it looks at every poll for what is started, and every LATER_SECONDS from then on
+LATER_SECONDS = 10.0
 GRACE_SECONDS = 5.0
 
 
@@ -50,8 +52,12 @@ def watch(owner: int) -> None:
     """Wait until the owner, which must be this process's parent, is gone; then end what it has left."""
     before = set(_descendants(owner, _processes()).items())
     left: set[tuple[int, str]] = set()
+    began = looked = time.monotonic()
     while os.getppid() == owner:
-        left = set(_descendants(owner, _processes()).items()) - before | {one for one in left if _runs(*one)}
+        now = time.monotonic()
+        if now - began < STARTS_SECONDS or now - looked > LATER_SECONDS:  # to read /proc costs most where much runs
+            left = set(_descendants(owner, _processes()).items()) - before | {one for one in left if _runs(*one)}
+            looked = now
         time.sleep(POLL_SECONDS)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid, began in left:
