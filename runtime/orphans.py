@@ -52,10 +52,10 @@ def watch(owner: int) -> None:
     """Wait until the owner, which must be this process's parent, is gone; then end what it has left."""
     before = set(_descendants(owner, _processes()).items())
     left: set[tuple[int, str]] = set()
-    began = looked = time.monotonic()
+    since = looked = time.monotonic()
     while os.getppid() == owner:
         now = time.monotonic()
-        if now - began < STARTS_SECONDS or now - looked > LATER_SECONDS:  # to read /proc costs most where much runs
+        if now - since < STARTS_SECONDS or now - looked > LATER_SECONDS:  # to read /proc costs most where much runs
             left = set(_descendants(owner, _processes()).items()) - before | {one for one in left if _runs(*one)}
             looked = now
         time.sleep(POLL_SECONDS)
