@@ -104,7 +104,7 @@ def test_log_probs_that_were_not_kept_are_asked_for(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"by": "paragraphs"}, "stage.by must be cut_points or one of lines, gsm8k"),
+        ({"by": "pages"}, "stage.by must be cut_points or one of lines, paragraphs, gsm8k"),
         ({"threshold": 0.0}, "the threshold of cut points must be over 0"),
         ({"num_segments": 2, "cut_points_per_segment": 1}, "not both"),
     ],

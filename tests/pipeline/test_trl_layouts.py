@@ -295,7 +295,7 @@ def test_a_file_that_is_written_to_while_it_is_read_ends_the_import(
     next(records)
     with Path(path).open("a") as file:
         file.write('{"text": "4"}\n')
-    with pytest.raises(BadInput, match="was written to while it was read: run the command again"):
+    with pytest.raises(BadInput, match="was written over while it was read: run the command again"):
         list(records)
 
 

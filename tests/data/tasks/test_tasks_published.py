@@ -279,7 +279,7 @@ def test_listed_problems_are_a_task_again_and_orders_of_options_compose(tmp_path
     write_lines(tmp_path / "mine.jsonl", [vars(listed[0]), vars(listed[0]), {"id": "x", "question": "q"}])
     assert [row.reason.split(" (")[0] for row in again.read_rows("dev")[1]] == [
         "the id 'logiqa2-dev-7' is that of another line: give every line one of its own",
-        "Problem lacks the field 'gold'",
+        "Problem lacks the field 'gold': correct the row, or name the file that holds such rows",
     ]
 
 
