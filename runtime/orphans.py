@@ -17,25 +17,35 @@ POLL_SECONDS = 0.5
 STARTS_SECONDS = 120.0  # in which it looks at every poll for what is started, and every LATER_SECONDS from then on
 LATER_SECONDS = 10.0
 GRACE_SECONDS = 5.0
+_WATCHERS: dict[int, "subprocess.Popen[bytes]"] = {}  # by the process that they watch
 
 
 def end_children_left_behind() -> None:
-    """Start the watcher of this process: once it is gone, however that came, whatever it has started from now on, and
-    whatever that started, gets SIGTERM, and SIGKILL five seconds later. Does nothing where there is no /proc."""
-    if Path("/proc/self/stat").is_file():
-        subprocess.Popen([sys.executable, "-I", "-S", __file__, str(os.getpid())], stdin=subprocess.DEVNULL,
-                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    """Start the watcher of this process, which has at most one: once it is gone, however that came, whatever it has
+    started since the watch began, and whatever that started, gets SIGTERM, and SIGKILL five seconds later. Does nothing
+    where there is no /proc."""
+    owner = os.getpid()  # a fork of a process that is watched is not
+    if owner not in _WATCHERS and Path("/proc/self/stat").is_file():
+        command = [sys.executable, "-I", "-S", __file__, str(owner)]
+        nowhere = subprocess.DEVNULL
+        _WATCHERS[owner] = subprocess.Popen(
+            command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
+
+
+def _running(pid: int) -> tuple[int, str] | None:
+    """Return (parent, when it began, in the kernel's ticks) of a process; None where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[1]), fields[19]) if fields[0] != "Z" else None
 
 
 def _processes() -> dict[int, tuple[int, str]]:
-    """Return pid → (parent, when it began, in the kernel's ticks) of all that run."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":
-                found[int(path.parent.name)] = (int(fields[1]), fields[19])
-    return found
+    """Return pid → (parent, when it began) of all that run."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid: found for pid in pids if (found := _running(pid)) is not None}
 
 
 def _descendants(owner: int, processes: dict[int, tuple[int, str]]) -> dict[int, str]:
@@ -71,11 +81,8 @@ def watch(owner: int) -> None:
 
 def _runs(pid: int, began: str) -> bool:
     """Say whether the process that began then runs: another one may have its number by now."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] != "Z" and fields[19] == began
+    found = _running(pid)
+    return found is not None and found[1] == began
 
 
 if __name__ == "__main__":

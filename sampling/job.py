@@ -84,13 +84,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     meta_path = output.with_suffix(".meta.json")
     task, source = build(config.task), build(config.requests)
     params: SamplingParams = build(config.params)
-    template = getattr(task, "template", None)
-    paths = [*source.inputs(), *(template.files() if template is not None else [])]
-    missing = [path for path in paths if not Path(path).is_file()]
-    if missing:
-        raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
-    inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
-    inputs |= input_fingerprints(config.search or {})
+    inputs = _inputs(config, source, task)
     stored = stored_record(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
@@ -142,6 +136,17 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     tally.before += len(finished) - len(done)
     left = len(requests) - len(asked) - (len(finished) - len(done))
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started, left)
+
+
+def _inputs(config: SampleConfig, source: Any, task: Any) -> dict[str, str]:
+    """Return the hashes of files and models that are read. Raises BadInput where a file is missing."""
+    template = getattr(task, "template", None)
+    paths = [*source.inputs(), *(template.files() if template is not None else [])]
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
+    inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
+    return inputs | input_fingerprints(config.search or {})
 
 
 def _requests(config: SampleConfig, source: Any, task: Any, tokenizer: Any, fingerprint: str) -> list[SampleRequest]:

@@ -155,9 +155,9 @@ def compare(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
         asked = [pair for pair in pairs if (CASES[pair[0]].trainer == "prm") == has_prm]
         questions = [{"trainer": CASES[layout].trainer, "tokenizer": str(tokenizers[name]), "rows": CASES[layout].rows,
                       "options": CASES[layout].options} for layout, name in asked]  # fmt: skip
-        told = ask_trl(questions, folder / f"trl-{has_prm}", has_prm)
-        versions["trl_with_prm" if has_prm else "trl"] = told["version"]
-        for (layout, name), answer in zip(asked, told["answers"], strict=True):
+        replies = ask_trl(questions, folder / f"trl-{has_prm}", has_prm)
+        versions["trl_with_prm" if has_prm else "trl"] = replies["version"]
+        for (layout, name), answer in zip(asked, replies["answers"], strict=True):
             theirs = [Tokens(one["ids"], one.get("labels", []), *one.get("value", [])) for one in answer]
             found[layout][name] = _worst(CASES[layout], tokenizers[name], theirs, folder / "rows.jsonl")
     return found, versions

@@ -50,15 +50,31 @@ def collated(trainer: Any) -> list[dict[str, Any]]:
     return [trainer.data_collator([row]) for row in trainer.train_dataset]
 
 
+def made(
+    trainer: Callable[..., Any],
+    config: Callable[..., Any],
+    question: Question,
+    tokenizer: Any,
+    folder: str,
+    **more: Any,
+) -> Any:
+    """Return a trainer of TRL on the question's rows; `more` are its models, and rows to evaluate on."""
+    args = config(output_dir=folder, **_COMMON, **question["options"])
+    rows = Dataset.from_list(question["rows"])
+    return trainer(args=args, train_dataset=rows, processing_class=tokenizer, **more)
+
+
 def sft(question: Question, tokenizer: Any, folder: str) -> Sequences:
     """Return a sequence per row."""
     from trl import SFTConfig, SFTTrainer
 
-    trainer = SFTTrainer(
+    trainer = made(
+        SFTTrainer,
+        SFTConfig,
+        question,
+        tokenizer,
+        folder,
         model=small(LlamaForCausalLM, tokenizer),
-        args=SFTConfig(output_dir=folder, **_COMMON, **question["options"]),
-        train_dataset=Dataset.from_list(question["rows"]),
-        processing_class=tokenizer,
     )
     return [{"ids": one["input_ids"][0].tolist(), "labels": one["labels"][0].tolist()} for one in collated(trainer)]
 
@@ -67,12 +83,14 @@ def dpo(question: Question, tokenizer: Any, folder: str) -> Sequences:
     """Return two sequences per row, the chosen one first."""
     from trl import DPOConfig, DPOTrainer
 
-    trainer = DPOTrainer(
+    trainer = made(
+        DPOTrainer,
+        DPOConfig,
+        question,
+        tokenizer,
+        folder,
         model=small(LlamaForCausalLM, tokenizer),
         ref_model=small(LlamaForCausalLM, tokenizer),
-        args=DPOConfig(output_dir=folder, **_COMMON, **question["options"]),
-        train_dataset=Dataset.from_list(question["rows"]),
-        processing_class=tokenizer,
     )
     found = []
     for one in collated(trainer):
@@ -86,12 +104,14 @@ def kto(question: Question, tokenizer: Any, folder: str) -> Sequences:
     """Return a sequence per row, and its label as `value`."""
     from trl import KTOConfig, KTOTrainer
 
-    trainer = KTOTrainer(
+    trainer = made(
+        KTOTrainer,
+        KTOConfig,
+        question,
+        tokenizer,
+        folder,
         model=small(LlamaForCausalLM, tokenizer),
         ref_model=small(LlamaForCausalLM, tokenizer),
-        args=KTOConfig(output_dir=folder, **_COMMON, **question["options"]),
-        train_dataset=Dataset.from_list(question["rows"]),
-        processing_class=tokenizer,
     )
     return [
         {**masked(one["input_ids"][0], one["completion_mask"][0]), "value": one["label"].int().tolist()}
@@ -104,11 +124,13 @@ def reward(question: Question, tokenizer: Any, folder: str) -> Sequences:
     from trl import RewardConfig, RewardTrainer
 
     given = question.get("model")
-    trainer = RewardTrainer(
+    trainer = made(
+        RewardTrainer,
+        RewardConfig,
+        question,
+        tokenizer,
+        folder,
         model=given or small(LlamaForSequenceClassification, tokenizer),
-        args=RewardConfig(output_dir=folder, **_COMMON, **question["options"]),
-        train_dataset=Dataset.from_list(question["rows"]),
-        processing_class=tokenizer,
     )
     found = []
     for one in collated(trainer):
@@ -146,17 +168,11 @@ def prm(question: Question, tokenizer: Any, folder: str) -> Sequences:
         else small(LlamaForTokenClassification, tokenizer)
     )
     rows = Dataset.from_list(question["rows"])
-    trainer = PRMTrainer(
-        model=model,
-        args=PRMConfig(output_dir=folder, **_COMMON, **question["options"]),
-        train_dataset=rows,
-        eval_dataset=rows,
-        processing_class=tokenizer,
-    )
+    trainer = made(PRMTrainer, PRMConfig, question, tokenizer, folder, model=model, eval_dataset=rows)
     found = [{"ids": row["input_ids"], "labels": row["labels"]} for row in trainer.train_dataset]
     if given:
-        told = trainer.predict(trainer.eval_dataset)
-        for own, logits, labels in zip(found, told.predictions, told.label_ids, strict=True):
+        output = trainer.predict(trainer.eval_dataset)
+        for own, logits, labels in zip(found, output.predictions, output.label_ids, strict=True):
             shares = torch.softmax(torch.from_numpy(logits), -1)[:, 1]
             own["scores"] = shares[torch.from_numpy(labels) != UNREAD].tolist()
     return found

@@ -180,9 +180,9 @@ def test_a_share_beside_records_that_are_not_alike_is_refused_with_one_line(
                  f"word_arithmetic={policy}", "--prm", f"word_arithmetic={prm}", *asked]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     assert search.main() == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert words in told
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert words in line
 
 
 def test_both_ways_are_compared_on_the_same_problems() -> None:

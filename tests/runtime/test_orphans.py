@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier.runtime.orphans import _descendants, _processes
 from espalier.runtime.process_lifetime import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,3 +54,39 @@ def test_what_a_process_has_started_ends_with_it(how: str) -> None:
         for pid in (before, after, below):
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+ENGINE = """
+import asyncio, sys, time
+from espalier.sampling.offline_client import OfflineClient
+
+if __name__ == "__main__":
+    client = OfflineClient(sys.argv[1], max_model_len=64)
+    asyncio.run(client.open())
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_real_engine_end_with_a_killed_program(tiny_policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "engine.py"), str(tiny_policy)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    assert any(line == "ready\n" for line in process.stdout), "the engine did not start"
+    started = {pid for pid in _descendants(process.pid, _processes()) if "VLLM" in name_of(pid)}
+    assert started
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(map(is_running, started)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, started))
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()

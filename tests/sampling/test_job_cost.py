@@ -115,6 +115,14 @@ def test_a_job_that_was_killed_counts_what_its_rows_hold_and_measures_the_rest_a
     assert meta["sampling_tokens"] == tokens_in_rows(output) * 3 / 12, "of the part that sampling_seconds are of"
 
 
+def test_what_a_server_that_runs_already_computes_in_is_not_guessed(
+    tmp_path: Path, sample: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(job.SERVER_VARIABLE, "http://x")
+    config = sample(tmp_path / "one.jsonl", server={"dtype": "auto"})["config"]
+    assert config["server"]["dtype"] == "auto"
+
+
 def test_what_engines_compute_in_stands_in_the_provenance(
     tmp_path: Path, sample: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
