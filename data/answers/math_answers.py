@@ -8,8 +8,6 @@ the gold answer, a set is no tuple, a multiple of a variable is no number.
 """
 
 import re
-import time
-from dataclasses import dataclass
 
 from espalier.data.answers.answer_parts import (
     alternatives,
@@ -41,7 +39,7 @@ from espalier.data.answers.notation import (
     without_connective,
 )
 from espalier.data.answers.option_parts import option_apart
-from espalier.data.answers.pool import NOT_EQUAL, POOL
+from espalier.data.answers.pool import NOT_EQUAL, POOL, Budget
 from espalier.data.answers.solutions import in_one_layout
 
 _MAX_CHARS = 4000
@@ -64,22 +62,6 @@ _NUMBER_AND_MORE = re.compile(r"[$€£¥]?\s*-?[\d,. ]*\d\s*(?:[^\W\d_]{1,12}[.
 _EUROPEAN = re.compile(r"-?\d+,\d{2,}|-?\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
 # sides that math-verify cannot compare with a number: remainders, Euler's formula
 _NOT_COMPARED = re.compile(r"\\[bp]?mod|\bmod\b|e\^\{?i")
-
-
-@dataclass
-class _Budget:
-    """What is left of the time for one answer, in seconds."""
-
-    deadline: float
-
-    @classmethod
-    def start(cls) -> "_Budget":
-        """Return the pool's deadline from now on."""
-        return cls(time.monotonic() + POOL.seconds)
-
-    @property
-    def seconds(self) -> float:
-        return max(self.deadline - time.monotonic(), 0.01)
 
 
 def _is_prose(text: str) -> bool:
@@ -119,14 +101,14 @@ def _parts(answer: str, gold: str) -> list[str]:
     return []
 
 
-def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple[str, str]:
+def compare_math(answer: str, gold: str, budget: Budget | None = None) -> tuple[str, str]:
     """Return (verdict, reason) for two answers; never raises, never takes long."""
     if not answer.strip():
         return "unparseable", "an empty answer"
     if len(answer) > _MAX_CHARS or len(gold) > _MAX_CHARS:
         return "unparseable", f"longer than {_MAX_CHARS} characters"
     answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
-    budget = budget or _Budget.start()
+    budget = budget or Budget(POOL.seconds)
     answer, gold = without_connective(single_backslashes(answer)), single_backslashes(gold)
     if is_other_half_of_day(answer, gold):
         return "wrong", "different halves of the day"
@@ -142,7 +124,7 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
     return verdict, reason
 
 
-def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
+def _compare_in_layout(answer: str, gold: str, budget: Budget) -> tuple[str, str]:
     """Return (verdict, reason) for an answer and a gold answer whose unknowns come in one order."""
     gold = gold if _is_prose(gold) else without_set_of_one(one_spelling(gold))
     answer, gold = option_apart(answer, gold)
@@ -161,7 +143,7 @@ def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, st
     return _compare_whole(answer, gold, budget)
 
 
-def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, str]:
+def _compare_parts(parts: list[str], gold: str, budget: Budget) -> tuple[str, str]:
     for part in parts:
         decided = quick_verdict(part, gold)
         if decided is None:
@@ -173,7 +155,7 @@ def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, s
     return "right", "every part is the gold answer"
 
 
-def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
+def _compare_whole(answer: str, gold: str, budget: Budget) -> tuple[str, str]:
     """Compare by math-verify; what wraps a whole formula is taken off, a formula inside a sentence is left to it."""
     bare_answer = with_commas(unwrap(answer)) if not _is_prose(answer) else answer
     bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
@@ -186,10 +168,10 @@ def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
     if condition is not None:  # math-verify reads a condition as a set on the gold's side alone
         bare_answer, bare_gold = (condition, bare_gold) if gold_condition else (bare_gold, condition)
     forms = [(one, other) for one in _ways(bare_gold) for other in _ways(bare_answer)]
-    verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget.seconds)
+    verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget)
     if verdict == "unparseable" and _DELIMITERS.search(answer) and budget.seconds > _WORTH_ASKING:
         verdict, reason = POOL.compare(
-            gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget.seconds
+            gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget
         )
     sentences = [(one, other) for one, other in ((answer, gold), (gold, answer)) if _is_prose(one)]
     if verdict == "right" and any(_contradicts(sentence, other) for sentence, other in sentences):
@@ -235,7 +217,7 @@ def grade_math(prediction: str, gold: str) -> Grade:
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
     if len(boxes) == 1 and _is_prose(shown) and (said := final_answer(shown)).how.startswith("corrected"):
         text = shown = said.unmarked
-    budget = _Budget.start()
+    budget = Budget(POOL.seconds)
     marked_answer = final_answer(text)
     marked = shown if len(boxes) == 1 else marked_answer.text
     if marked is not None:

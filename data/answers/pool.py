@@ -1,7 +1,7 @@
 """A pool of processes for symbolic work and patterns, with a deadline that really kills.
 
-The deadline is wall clock on a machine at rest; where others keep the processor from a worker, it is longer, so that
-load turns no answer into an unparseable one.
+The deadline is processor time of the worker, which on a machine at rest is wall clock; where others keep the processor
+from a worker, or all workers are taken, it comes later, so that load turns no answer into an unparseable one.
 
 Usable from any thread and from asyncio alike (no signals, no event loop). A worker that misses its deadline,
 dies of memory or hangs is killed by the process it was forked from and replaced by a fresh fork; the caller
@@ -10,6 +10,7 @@ gets a verdict in any case. Nothing is started before the first call.
 
 import atexit
 import json
+import math
 import os
 import socket
 import subprocess
@@ -28,9 +29,8 @@ _ROOT = Path(espalier.__file__).resolve().parent.parent
 NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
 _FORK_SECONDS = 30.0
-# A worker that at its deadline has had less than this share of a core is starved, not stuck: it gets more time, up
-# to so many deadlines.
-_FAIR_SHARE, _PATIENCE = 0.4, 6.0
+_PATIENCE = 6.0  # deadlines that may pass on the clock for one that passes on the processor
+_GRAIN_SECONDS = 0.03  # what the kernel counts of a process is this coarse
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STILLBORN_SECONDS = 0.05
 
@@ -53,6 +53,13 @@ def _processor_seconds(pid: int) -> float:
 
 
 @dataclass
+class Budget:
+    """What is left of the processor time for one answer, in seconds, over all that workers are asked about it."""
+
+    seconds: float
+
+
+@dataclass
 class _Worker:
     """One worker: its process id and our end of its socket."""
 
@@ -62,7 +69,7 @@ class _Worker:
 
 @dataclass
 class SymbolicPool:
-    """`num_workers` processes; `seconds` is the deadline of one comparison, from the moment a worker has it."""
+    """`num_workers` processes; `seconds` of a worker's processor are the deadline of one comparison."""
 
     num_workers: int = 8
     seconds: float = 0.85
@@ -171,14 +178,14 @@ class SymbolicPool:
         self._process = None
 
     def compare(
-        self, gold: str, answer: str, forms: list[tuple[bool, bool]], seconds: float | None = None
+        self, gold: str, answer: str, forms: list[tuple[bool, bool]], budget: Budget | None = None
     ) -> tuple[str, str]:
         """Return (verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies.
 
-        `seconds` replaces the pool's own deadline.
+        `budget` replaces the pool's own deadline; what the worker used is taken from it.
         """
         request = {"gold": gold, "answer": answer, "forms": forms}
-        answered = self._ask_worker(request, self.seconds if seconds is None else seconds)
+        answered = self._ask_worker(request, budget or Budget(self.seconds))
         if answered is None:
             return "unparseable", f"no verdict within {self.seconds:g} s, or out of memory"
         return answered["verdict"], answered["reason"]
@@ -186,10 +193,10 @@ class SymbolicPool:
     def matches(self, pattern: str, text: str) -> bool | None:
         """Say whether a regular expression (`.` is any character) matches a text from its beginning; None where the
         deadline passes: some patterns take years on some texts, and Python cannot stop one in its own process."""
-        answered = self._ask_worker({"pattern": pattern, "text": text}, self.seconds)
+        answered = self._ask_worker({"pattern": pattern, "text": text}, Budget(self.seconds))
         return None if answered is None or answered["verdict"] == "unparseable" else answered["verdict"] == "right"
 
-    def _ask_worker(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+    def _ask_worker(self, request: dict[str, Any], budget: Budget) -> dict[str, Any] | None:
         """Return what a worker answers; None where the deadline passes or the worker dies."""
         self.start()
         free = self._free
@@ -198,11 +205,11 @@ class SymbolicPool:
             if worker is None:
                 worker = self._fork()
             started = time.monotonic()
-            answered = self._exchange(worker, request, seconds)
+            answered = self._exchange(worker, request, budget)
             if answered is None and time.monotonic() - started < _STILLBORN_SECONDS:
                 worker.connection.close()  # it was dead before it was asked: that is not this answer's doing
                 worker = self._fork()
-                answered = self._exchange(worker, request, seconds)
+                answered = self._exchange(worker, request, budget)
             if answered is None:
                 # its memory can take long to give back: nobody waits for that
                 threading.Thread(target=self._kill, args=(worker,), daemon=True).start()
@@ -215,28 +222,31 @@ class SymbolicPool:
         finally:
             free.put(worker)
 
-    def _exchange(self, worker: _Worker, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        started, used = time.monotonic(), _processor_seconds(worker.pid)
-        deadline = started + seconds
+    def _exchange(self, worker: _Worker, request: dict[str, Any], budget: Budget) -> dict[str, Any] | None:
+        started, before = time.monotonic(), _processor_seconds(worker.pid)
+        seconds = left = max(budget.seconds, _GRAIN_SECONDS)
         try:
             worker.connection.settimeout(seconds)
             worker.connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
             while not answer.endswith(b"\n"):
-                worker.connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+                worker.connection.settimeout(left)
                 try:
                     piece = worker.connection.recv(65536)
                 except TimeoutError:
-                    is_starved = _processor_seconds(worker.pid) - used < _FAIR_SHARE * seconds
-                    if not is_starved or time.monotonic() - started > _PATIENCE * seconds:
+                    left = seconds - (_processor_seconds(worker.pid) - before)
+                    is_out_of_time = time.monotonic() - started > _PATIENCE * seconds
+                    if is_out_of_time or not left >= _GRAIN_SECONDS:  # nan: it was stopped before it was asked
                         return None
-                    deadline = time.monotonic() + seconds / 4
                     continue
                 if not piece:
                     return None
                 answer += piece
         except OSError:
             return None
+        finally:
+            used = _processor_seconds(worker.pid) - before
+            budget.seconds -= used if math.isfinite(used) else time.monotonic() - started
         answered: dict[str, Any] = json.loads(answer)
         return answered
 

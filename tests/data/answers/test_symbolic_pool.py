@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.grading.grader_hostile import resident_mib
+from espalier.data.answers.math_answers import compare_math
 from espalier.data.answers.pool import SymbolicPool
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -123,6 +124,22 @@ def test_many_threads_at_once_each_get_their_own_verdict(pool: SymbolicPool) -> 
     assert verdicts == ["right" if is_same else "wrong" for _, _, is_same in pairs]
 
 
+def test_waiting_for_a_worker_costs_an_answer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first question is answered late here, its second decides; both have all of the processor time that is theirs."""
+    question = ("\\boxed{B}", "\\overline{i}+\\begin{pmatrix} \\pi \\\\ 12 \\end{pmatrix} \\le \\overline{12+z}")
+    at_rest = compare_math(*question)
+    assert at_rest[0] == "wrong"
+    single = SymbolicPool(num_workers=1)
+    monkeypatch.setattr("espalier.data.answers.math_answers.POOL", single)
+    single.start()
+    held = single._free.get()
+    threading.Timer(2 * single.seconds, single._free.put, [held]).start()
+    try:
+        assert compare_math(*question) == at_rest
+    finally:
+        single.stop()
+
+
 def test_it_works_in_a_thread_of_a_program_that_handles_signals(pool: SymbolicPool) -> None:
     verdicts: list[str] = []
     thread = threading.Thread(target=lambda: verdicts.append(pool.compare(*EASY)[0]))
@@ -188,6 +205,7 @@ def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_afte
 PROGRAM = """
 import os, sys, time
 from benchmarks.grading.grader_hostile import resident_mib
+from espalier.data.answers.math_answers import compare_math
 from espalier.data.answers.pool import SymbolicPool
 pool = SymbolicPool(num_workers=2)
 assert pool.compare("1/2", "0.5", [(True, True)])[0] == "right"
