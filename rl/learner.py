@@ -14,7 +14,7 @@ from espalier.rl.experience import RowScorer
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.manifest import write_folder
-from espalier.training.engine import BadCheckpoint
+from espalier.training.engine import BadCheckpoint, Engine
 from espalier.training.sums import Sums
 
 LEARNER_FOLDERS = ("critic", "implicit_reward")
@@ -64,6 +64,7 @@ class UpdateSums(Sums):
 class Learner(Protocol):
     """One network that is trained on every experience; every call is made on every rank."""
 
+    engine: Engine
     folder: str
     """Of its state in a checkpoint; "" is the top, the policy's."""
     fits_returns: bool
@@ -94,6 +95,11 @@ class RunState:
     """The state of all learners, saved and resumed as one; implements `training.checkpoint.HasState`."""
 
     learners: Sequence[Learner]
+
+    @property
+    def resumes_on_any_ranks(self) -> bool:
+        """Whether other ranks than those that wrote a state can go on from it."""
+        return all(learner.engine.resumes_on_any_ranks for learner in self.learners)
 
     def save_state(self, folder: Path) -> None:
         """All of it; called on every rank."""

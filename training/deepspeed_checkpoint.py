@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.distributed import barrier, from_main_rank
 from espalier.runtime.manifest import PARTIAL
 from espalier.training.deepspeed_library import library, make_universal, quiet
 from espalier.training.engine import BadCheckpoint
@@ -43,6 +43,7 @@ def for_any_ranks(folder: Path) -> Iterator[Path]:
 
     from_main_rank(make)
     yield made
+    barrier()  # others may be reading still
     from_main_rank(lambda: shutil.rmtree(made))
 
 

@@ -84,8 +84,7 @@ class Loop:
         """
         config, max_steps = self.config, self.max_steps
         self.data = fingerprint_of(self.loader.examples)
-        wanted, on_any_ranks = config.checkpoints.resume, self.engine.resumes_on_any_ranks
-        state = checkpoint.load(self.run_dir, self.engine, self.data, wanted, self.best, on_any_ranks)
+        state = checkpoint.load(self.run_dir, self.engine, self.data, config.checkpoints.resume, self.best)
         first, self.num_skipped = state.step, state.num_skipped
         if first > max_steps:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")

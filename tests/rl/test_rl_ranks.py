@@ -91,6 +91,31 @@ def test_two_ranks_of_ppo_equal_one_also_when_resumed(
 
 
 @pytest.mark.parametrize(
+    ("first", "then", "engine"),
+    [(2, 1, f"zero3 {CUT}"), *(pytest.param(*case, marks=pytest.mark.slow) for case in
+                               ((1, 2, "none"), (3, 2, "zero2 ema.decay=0.5 lora=lora"), (1, 3, f"zero3 {CUT}")))],
+)  # fmt: skip
+def test_a_checkpoint_goes_on_on_another_number_of_ranks(
+    first: int, then: int, engine: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", f"deepspeed={engine}".split()
+    run(tiny_policy, folder, first, *settings)
+    rows = read_metrics(folder)
+    (tmp_path / "straight").mkdir()
+    for name in ("model", "critic"):
+        shutil.move(folder / name, tmp_path / "straight" / name)
+    for name in ("adapter", "model_ema"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    written = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("*/state.json")]
+    run(tiny_policy, folder, then, *settings)
+    assert [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("*/state.json")] == written
+    assert read_metrics(folder)[:2] == rows[:2]
+    assert read_metrics(folder)[2] == pytest.approx(rows[2], abs=1e-4, rel=1e-4)
+    assert_same_weights(tmp_path / "straight", folder, 1e-4)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize(
     "engine",
     [
         "none update.micro_batch_tokens=60",

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.processes.forked import exit_code, start
+from benchmarks.processes.forked import exit_code, run_ranks, start
 from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
@@ -471,3 +471,12 @@ def test_a_manifest_names_every_file_with_its_size_and_hash(tmp_path: Path) -> N
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"files": {"a": {"size": 3, "sha256": digest}}}
     (tmp_path / "b").touch()
     assert find_damage(tmp_path) == "b does not belong to it"
+
+
+def test_a_rearranged_checkpoint_stays_until_the_slowest_rank_has_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    assert run_ranks("tests/support/slow_reader.py", [str(folder)], tmp_path / "log", 2) == [0, 0], (
+        tmp_path / "log"
+    ).read_text()[-2000:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "step-00000001"]
