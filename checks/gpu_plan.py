@@ -102,7 +102,8 @@ def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     if not sharing.sleeps:
         found.append("engine.sleeps=true")
     if "update" in names:
-        found += [] if sharing.setup.has_checkpointing else ["model.gradient_checkpointing=true"]
+        further = {"": "selective, or true", "selective": "true"}.get(sharing.setup.recomputes)
+        found += [f"model.gradient_checkpointing={further}"] if further else []
         batch = sharing.micro_batch
         found += [f"an {batch.setting} below {batch.size}"] if batch.size > batch.least else []
     return ", ".join([*found, "deepspeed=zero2_offload", "lora=lora"])

@@ -25,6 +25,7 @@ from espalier.models.gpu_attention import AUTO
 from espalier.models.in_parts import cutting, differing_tied
 from espalier.models.last_layer import read_last_layer
 from espalier.models.packed_attention import attention_name
+from espalier.models.recompute import checkpoint_settings, recomputes
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -191,23 +192,28 @@ def from_pretrained(
     return read_last_layer(fuse_norms(model))
 
 
-def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool = False) -> PreTrainedModel:
+def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool | str = False) -> PreTrainedModel:
     """Return a causal language model. `attention`: one of `packed_attention.KERNELS`; all but
-    auto, eager and sdpa need a CUDA GPU."""
+    auto, eager and sdpa need a CUDA GPU. `gradient_checkpointing`: false, true or selective (`models.recompute`)."""
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
-    if gradient_checkpointing:
-        checkpoint_gradients(model)
+    checkpoint_gradients(model, gradient_checkpointing)
     return model
 
 
-def checkpoint_gradients(model: PreTrainedModel) -> None:
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, same gradient.
+def checkpoint_gradients(model: PreTrainedModel, setting: bool | str) -> None:
+    """Have the backward pass compute again what `setting` says (`models.recompute`): less memory, same gradient.
 
-    Chen et al. 2016. Raises BadModel where the network cannot.
+    Raises BadModel where the network cannot, and for another setting.
     """
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        kind = recomputes(setting)
+    except ValueError as error:
+        raise BadModel(str(error)) from None
+    if not kind:
+        return
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_settings(kind))
     except ValueError as error:
         raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set gradient_checkpointing=false") from None
 

@@ -26,7 +26,7 @@ def load_process_reward(
     path: str,
     num_labels: int | None = None,
     attention: str = "auto",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | str = False,
     trains: str = "all",
 ) -> Any:
     """Return a process reward model: a trained folder (transformers' classifiers of whole texts too, whose head has no
@@ -93,7 +93,7 @@ def _scores_whole(config: PretrainedConfig) -> bool:
 
 
 def _load(
-    path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool, has_fresh_head: bool = False
+    path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool | str, has_fresh_head: bool = False
 ) -> PreTrainedModel:
     """Return the network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
     config = load_config(path)
@@ -116,8 +116,7 @@ def _load(
         attention=attention,
     )
     model.config.use_cache = False
-    if gradient_checkpointing:
-        checkpoint_gradients(model)
+    checkpoint_gradients(model, gradient_checkpointing)
     head = model.get_submodule("score")
     if lacks_bias:
         torch.nn.init.zeros_(head.get_parameter("bias"))
@@ -131,7 +130,7 @@ CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratc
 
 
 def load_critic(
-    path: str, source: str = "auto", attention: str = "auto", gradient_checkpointing: bool = False
+    path: str, source: str = "auto", attention: str = "auto", gradient_checkpointing: bool | str = False
 ) -> PreTrainedModel:
     """Return a value at every position. `source` says what `path` is:
 
@@ -165,8 +164,7 @@ def load_critic(
         drawn = on_kernel(lambda name: draw(attn_implementation=name), attention)
         model: PreTrainedModel = read_last_layer(fuse_norms(drawn))
         model.config.use_cache = False
-        if gradient_checkpointing:
-            checkpoint_gradients(model)
+        checkpoint_gradients(model, gradient_checkpointing)
     else:
         model = _load(path, 1, attention, gradient_checkpointing, has_fresh_head)
     if has_fresh_head:

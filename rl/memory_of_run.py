@@ -10,6 +10,7 @@ import math
 from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import max_length_of
 from espalier.models.precision import has_fast_bf16, is_bf16
+from espalier.models.recompute import recomputes
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
@@ -43,7 +44,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         frozen_cut=numbers_of_reference(policy.shape, is_half) if reference and is_cut else 0,
         is_bf16=is_half,
         is_bf16_fast=has_fast_bf16(kind),
-        has_checkpointing=bool(config.model.get("gradient_checkpointing")),
+        recomputes=recomputes(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,

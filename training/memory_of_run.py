@@ -16,6 +16,7 @@ from espalier.data.records import BadInput
 from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import BadModel, is_reward_model, load_config
 from espalier.models.precision import has_fast_bf16, is_bf16
+from espalier.models.recompute import recomputes
 from espalier.models.token_scores import LEAST_TOKENS, MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import TrainConfig
@@ -138,7 +139,7 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         frozen_cut=numbers_of_reference(read, is_half) if read is not None and is_cut else 0,
         is_bf16=is_half,
         is_bf16_fast=has_fast_bf16(kind),
-        has_checkpointing=bool(config.model.get("gradient_checkpointing")),
+        recomputes=recomputes(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
@@ -179,8 +180,10 @@ def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
     """Yield what may be set, the cheapest first, each on top of `setup`; `batch`: its micro-batches."""
     if setup.is_bf16_fast and not setup.is_bf16:
         yield Change("precision=bf16", replace(setup, is_bf16=True))
-    if not setup.has_checkpointing:
-        yield Change("model.gradient_checkpointing=true", replace(setup, has_checkpointing=True))
+    further = {"": ("selective", "full"), "selective": ("full",), "full": ()}[setup.recomputes]
+    for kind in further:
+        setting = "true" if kind == "full" else kind
+        yield Change(f"model.gradient_checkpointing={setting}", replace(setup, recomputes=kind))
     work, size = setup.work, batch.size // 2
     while size >= max(1, batch.least):
         share = min(1.0, size / (min(batch.size, work.tokens) if batch.is_tokens else batch.size))

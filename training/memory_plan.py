@@ -16,7 +16,9 @@ Activations are what the backward pass reads, of each token in each layer:
 
 The last layer's MLP is computed at tokens alone that are read, where those are few (`models.last_layer`). Segments
 behind a shared prompt copy its keys and values (2 c q for each). `eager` attention keeps c bytes for each pair of
-tokens and head. With gradient checkpointing a layer keeps its input (4 h), and one layer at a time has all of it.
+tokens and head. With gradient checkpointing a layer keeps its input (4 h), and one layer at a time has all of it; a
+selective one keeps beside it what products give, c (2 q + 2 k + 2 h + 2 m), k all key heads together
+(`models.recompute`).
 Scores over the vocabulary are computed in chunks (`models.token_scores`).
 
 Libraries, kernels' own work space and what an allocator cannot reuse are in none of these numbers.
@@ -100,7 +102,8 @@ class Setup:
     their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
     bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
     vocabulary in float32 at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy.
-    `attention`: the kernel of packed rows, to be shown."""
+    `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed
+    rows, to be shown."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -117,7 +120,7 @@ class Setup:
     frozen_cut: int = 0
     is_bf16: bool = True
     is_bf16_fast: bool = True
-    has_checkpointing: bool = False
+    recomputes: str = ""
     is_eager: bool = False
     attention: str = ""
     max_scores: int = 2**28
@@ -182,14 +185,25 @@ def layer_bytes(shape: Shape, setup: Setup, work: Work) -> tuple[int, int]:
     return attention, work.tokens * (4 * shape.hidden + each * shape.hidden + 4 * each * shape.mlp)
 
 
+def kept_products(shape: Shape, setup: Setup, work: Work) -> tuple[int, int]:
+    """Return, as `layer_bytes`, what selective checkpointing keeps of a layer: its input, and what products give."""
+    each, queries, keys = 2 if setup.is_bf16 else 4, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    attention = work.tokens * (4 * shape.hidden + each * (2 * queries + 2 * keys))
+    return attention, work.tokens * each * (2 * shape.hidden + 2 * shape.mlp)
+
+
 def activation_bytes(shape: Shape, setup: Setup) -> int:
     """Return what one pass keeps for its backward pass; see the module."""
     work = setup.work
     last_tokens = work.reads if work.reads <= 0.6 * work.tokens else work.tokens
     attention, behind = layer_bytes(shape, setup, work)
     ends = 4 * work.tokens * shape.hidden + (2 if setup.is_bf16 else 4) * work.reads * shape.hidden  # the last norm
-    if setup.has_checkpointing:
+    if setup.recomputes == "full":
         return work.tokens * shape.layers * 4 * shape.hidden + attention + behind + ends
+    if setup.recomputes == "selective":
+        one_layer = attention + behind
+        attention, behind = kept_products(shape, setup, work)
+        ends += one_layer - attention - behind
     return shape.layers * attention + int((shape.layers - 1 + last_tokens / max(work.tokens, 1)) * behind) + ends
 
 

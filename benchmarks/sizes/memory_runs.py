@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ CASES = (
     Case("SFT, fp32", "sft"),
     Case("SFT, bf16", "sft", settings=("precision=bf16",)),
     Case("SFT, gradient checkpointing", "sft", settings=("model.gradient_checkpointing=true",)),
+    Case("SFT, selective checkpointing", "sft", settings=("model.gradient_checkpointing=selective",)),
     Case("SFT, LoRA", "sft", settings=("lora=lora",)),
     Case("SFT, ZeRO-2, 2 ranks", "sft", 2, ("deepspeed=zero2",)),
     Case("SFT, ZeRO-3, 4 ranks", "sft", 4, ("deepspeed=zero3",)),
@@ -69,8 +71,9 @@ def noted(setup: Setup, step: int, found: dict[str, Any], work: Any) -> Any:
     """Do `work`, of step `step`, and note in `found` what it takes and what is planned."""
     if step == PROCESS:
         reset_peak_rss()
+        started = process_time()
         answer = work()
-        found["process"] = peak_rss()
+        found |= {"process": peak_rss(), "cpu_seconds": process_time() - started}
         return answer
     if step != TENSORS:
         return work()

@@ -49,10 +49,11 @@ def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     for name, ranks in found.items():
         worst = max(ranks, key=lambda rank: int(rank["measured"]))
         sizes = [round(worst[key] / MIB, 1) for key in ("planned", "measured", "process")]
-        rows.append([name, *sizes, round(worst["planned"] / worst["measured"], 3)])
+        seconds = round(worst["cpu_seconds"], 2)
+        rows.append([name, *sizes, round(worst["planned"] / worst["measured"], 3), seconds])
     return {
         "title": "Memory that is planned and that tensors took, MiB per rank.",
-        "columns": ["run", "planned", "tensors", "process", "planned / tensors"],
+        "columns": ["run", "planned", "tensors", "process", "planned / tensors", "CPU seconds of a step"],
         "rows": rows,
     }
 

@@ -26,7 +26,7 @@ P = 494_032_768
 QWEN = Shape(P, layers=24, hidden=896, heads=14, kv_heads=2, head_size=64, mlp=4864, vocabulary=151_936)
 WORK = Work(tokens=8 * 1024, reads=8 * 512, pairs=8 * 1024 * 1024)
 ONE_GPU = Sharing(
-    Setup((Network(QWEN, P),), WORK, has_checkpointing=True, buffers=8),
+    Setup((Network(QWEN, P),), WORK, recomputes="full", buffers=8),
     micro_batch=MicroBatch(8),
     row=1024,
     utilization=0.5,
@@ -102,8 +102,8 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
     with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
         check(24, utilization=0.0801)
     assert not caplog.messages
-    check(24, {"has_checkpointing": False, "work": replace(WORK, tokens=16 * 1024)})
-    assert "by estimate it does not fit: set model.gradient_checkpointing=true" in caplog.messages[0]
+    check(24, {"recomputes": "", "work": replace(WORK, tokens=16 * 1024)})
+    assert "by estimate it does not fit: set model.gradient_checkpointing=selective, or true" in caplog.messages[0]
     with pytest.raises(CheckFailed, match=r"engine\.sleeps=true"):
         check(18, sleeps=False, utilization=0.6)
     assert "no GPU is here to compare with" in check(0)
@@ -119,7 +119,7 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
     config = compose_config(RLConfig, ONE_GPU_CONFIG, [f"model.path={tiny_policy}", "output_dir=o"])
     sharing = sharing_of(config)
     assert (sharing.micro_batch.size, sharing.row, sharing.sleeps, sharing.utilization) == (8, 1024, True, 0.5)
-    assert sharing.setup.has_checkpointing
+    assert sharing.setup.recomputes == "full"
     assert sharing.setup.work.tokens == 8 * 1024
     caplog.set_level(logging.INFO)
     found = PlanGpu(ONE_GPU_CONFIG, f"model.path={tiny_policy}", gpu_gib=24).run("", Counts())

@@ -203,12 +203,18 @@ def test_padded_rows_of_tensors_are_packed_for_the_pass(tiny_policy: Path) -> No
     assert float(everywhere[2, 1:].abs().sum()) == 0  # padding
 
 
-def test_recomputed_layers_see_the_same_keys(tiny_policy: Path) -> None:
+@pytest.mark.parametrize("setting", [True, "selective"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_recomputed_layers_see_the_same_keys(
+    setting: bool | str, attention: str, kind: torch.dtype, tiny_policy: Path
+) -> None:
     found = []
     examples = [TokenExample(str(k), [7, 9, 30, 31] * 6 + [40 + k, 50, 60], 24) for k in range(3)]
-    for is_checkpointing in (False, True):
-        model = load_policy(str(tiny_policy), "sdpa", is_checkpointing).train()
-        target_scores(model, collate_tokens(examples, Layout())).logprobs.sum().backward()
+    for value in (False, setting):
+        model = load_policy(str(tiny_policy), attention, value).train()
+        with torch.autocast("cpu", kind, enabled=kind != torch.float32):
+            target_scores(model, collate_tokens(examples, Layout())).logprobs.sum().backward()
         found.append([parameter.grad for parameter in model.parameters()])
     for mine, want in zip(*found, strict=True):
         torch.testing.assert_close(mine, want)

@@ -81,8 +81,12 @@ def test_a_last_layer_that_is_read_at_few_tokens_and_keys_behind_a_shared_prompt
     assert activation_bytes(SHAPE, few) == 2 * attention + int(1.5 * behind) + 4 * 10 * 8 + 4 * 5 * 8
     eager = replace(FP32, is_eager=True, work=Work(tokens=10, reads=9, pairs=100))
     assert activation_bytes(SHAPE, eager) == activation_bytes(SHAPE, FP32) + 2 * 4 * 2 * 100
-    checkpointed = replace(FP32, has_checkpointing=True)
+    checkpointed = replace(FP32, recomputes="full")
     assert activation_bytes(SHAPE, checkpointed) == 10 * 2 * 32 + 10 * 608 + 4 * 10 * 8 + 4 * 9 * 8
+    products = 10 * (32 + 4 * (16 + 16)), 10 * 4 * (16 + 40)  # of 8 queries and keys, of 20 in the MLP
+    again = 10 * 608 - sum(products)
+    selective = replace(FP32, recomputes="selective")
+    assert activation_bytes(SHAPE, selective) == 2 * sum(products) + again + 4 * 10 * 8 + 4 * 9 * 8
 
 
 def test_zero_cuts_what_its_stage_cuts() -> None:
@@ -196,16 +200,16 @@ def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> No
     assert "precision=bf16" not in slow
     in_bf16 = replace(large, is_bf16=True)
     with pytest.raises(
-        BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"
+        BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=selective$"
     ):
         check_memory_plan(in_bf16, FOUR, memory_plan(in_bf16).peak.bytes - 1)
-    checked = replace(in_bf16, has_checkpointing=True)
+    checked = replace(in_bf16, recomputes="full")
     assert smallest_change(checked, FOUR, memory_plan(checked).peak.bytes - 1) == ["update.micro_batch_size=2"]
     tight = memory_plan(replace(checked, work=replace(checked.work, tokens=1000, reads=900))).peak.bytes
     assert smallest_change(in_bf16, FOUR, tight) == ["model.gradient_checkpointing=true", "update.micro_batch_size=1"]
     with pytest.raises(BadInput, match="take more ranks, a larger device or a smaller network"):
         check_memory_plan(in_bf16, FOUR, 100)
-    names = [change.setting for change in changes(replace(in_bf16, has_checkpointing=True), MicroBatch(1))]
+    names = [change.setting for change in changes(replace(in_bf16, recomputes="full"), MicroBatch(1))]
     assert names == [f"deepspeed={name}" for name in ("zero2", "zero3", "zero2_offload", "zero3_offload")]
 
 
@@ -260,7 +264,7 @@ def test_scores_stand_for_some_tokens_at_a_time_however_large_the_vocabulary() -
 
 
 def test_a_budget_of_tokens_is_lowered_in_place_of_rows_which_it_overrides() -> None:
-    run = replace(FP32, work=Work(tokens=4000, reads=3600), is_bf16=True, has_checkpointing=True, ranks=2)
+    run = replace(FP32, work=Work(tokens=4000, reads=3600), is_bf16=True, recomputes="full", ranks=2)
     below = memory_plan(run).peak.bytes - 1
     assert smallest_change(run, MicroBatch(4000, True, 900), below) == ["update.micro_batch_tokens=2000"]
     names = [change.setting for change in changes(run, MicroBatch(4000, True, 900))]

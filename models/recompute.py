@@ -1,0 +1,37 @@
+"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174): what the backward pass computes again instead of having
+it kept.
+
+`full` keeps each layer's input and computes the rest again: about a third more compute. `selective` (Korthikanti et al.
+2022, arXiv 2205.05198) also keeps what matrix products and fused attention give, whose computation costs most per
+byte, and computes again what lies between: norms, activations, rotations, sums. Gradients are the same in all cases.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+_KINDS: dict[Any, str] = {None: "", False: "", True: "full", "selective": "selective"}
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")
+# of torch, and of the packages that bring kernels for GPUs; what `eager` attention multiplies is as large as its scores
+_ATTENTION = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention", "flash_attn")
+
+
+def recomputes(setting: Any) -> str:
+    """Return "full", "selective" or "" (nothing) for `gradient_checkpointing`. Raises ValueError for anything else."""
+    if not isinstance(setting, bool | str | None) or setting not in _KINDS:
+        raise ValueError(f"gradient_checkpointing must be false, true or selective, got '{setting}'")
+    return _KINDS[setting]
+
+
+def _policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    name = operation.name() if isinstance(operation, torch._ops.OpOverload) else str(operation)
+    is_dear = name in _PRODUCTS or name.startswith(_ATTENTION)
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpoint_settings(kind: str) -> dict[str, Any]:
+    """Return transformers' `gradient_checkpointing_kwargs` for `kind` "full" or "selective"."""
+    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if kind == "selective" else {}
+    return {"use_reentrant": False} | contexts
