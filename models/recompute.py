@@ -6,11 +6,11 @@ it kept.
 byte, and computes again what lies between: norms, activations, rotations, sums. Gradients are the same in all cases.
 """
 
-from functools import partial
+from collections import defaultdict
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 _KINDS: dict[Any, str] = {None: "", False: "", True: "full", "selective": "selective"}
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")
@@ -25,13 +25,31 @@ def recomputes(setting: Any) -> str:
     return _KINDS[setting]
 
 
-def _policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+def _is_dear(operation: Any) -> bool:
     name = operation.name() if isinstance(operation, torch._ops.OpOverload) else str(operation)
-    is_dear = name in _PRODUCTS or name.startswith(_ATTENTION)
-    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+    return name in _PRODUCTS or name.startswith(_ATTENTION)
+
+
+def _policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if _is_dear(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _Recomputing(_CachedTorchDispatchMode):
+    """Torch's own second pass, which wants every operation of the first one again, held to those alone whose results
+    were kept: ZeRO-3 gathers and frees weights between them as it likes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_dear(func):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _contexts() -> tuple[_CachingTorchDispatchMode, _Recomputing]:
+    """Return what a layer's first and second forward pass run in."""
+    kept: dict[Any, dict[int, Any]] = defaultdict(dict)
+    return _CachingTorchDispatchMode(_policy, kept), _Recomputing(_policy, kept)
 
 
 def checkpoint_settings(kind: str) -> dict[str, Any]:
     """Return transformers' `gradient_checkpointing_kwargs` for `kind` "full" or "selective"."""
-    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if kind == "selective" else {}
-    return {"use_reentrant": False} | contexts
+    return {"use_reentrant": False} | ({"context_fn": _contexts} if kind == "selective" else {})

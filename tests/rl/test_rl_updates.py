@@ -420,9 +420,10 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
         assert row == pytest.approx(other, abs=1e-4, rel=1e-4)
 
 
-def test_checkpointed_gradients_are_the_same_gradients(tiny_policy: Path) -> None:
+@pytest.mark.parametrize("setting", [True, "selective"])
+def test_checkpointed_gradients_are_the_same_gradients(setting: bool | str, tiny_policy: Path) -> None:
     plain: Any = load_policy(str(tiny_policy), "eager")
-    saving: Any = load_policy(str(tiny_policy), "eager", gradient_checkpointing=True)
+    saving: Any = load_policy(str(tiny_policy), "eager", gradient_checkpointing=setting)
     experience = make_experience(plain)
     torch.testing.assert_close(moved(saving, experience), moved(plain, experience), rtol=0, atol=1e-7)
 

@@ -245,7 +245,8 @@ def assert_equals_one_process_also_when_resumed(
     "engine",
     ["zero1 update.micro_batch_tokens=150", "zero3", "tensor_parallel",
      *(pytest.param(name, marks=pytest.mark.slow) for name in
-       ("zero0", "zero2", "zero1_offload", "zero2_offload", "zero3_offload"))],
+       ("zero0", "zero2", "zero1_offload", "zero2_offload", "zero3_offload",
+        "zero3 model.gradient_checkpointing=selective"))],
 )  # fmt: skip
 def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
     engine: str, one_process: Path, files: list[str], tmp_path: Path
