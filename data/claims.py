@@ -5,7 +5,7 @@ claim check     `{trajectory}~{place}/{vote}`    place: that of the claim in the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput
@@ -34,15 +34,15 @@ class ListedClaims:
     claims: list[str] | None
     """each once, as a sentence that can be read alone, with the words that say how sure it is; empty where the response
     makes none; null where the model gave no list that can be read"""
+    confidences: list[float | None]
+    """as stated by a number, in [0, 1]; null: the words say it, or it is stated plainly"""
+    are_subjective: list[bool]
+    """whether each is an opinion"""
+    alternatives: list[str]
+    """a name that claims of this response share which exclude each other; "" where a claim stands alone"""
     response: str
     """the model's answer"""
     finish_reason: str
-    confidences: list[float | None] = field(default_factory=list)
-    """as stated by a number, in [0, 1]; null: the words say it, or it is stated plainly"""
-    are_subjective: list[bool] = field(default_factory=list)
-    """whether each is an opinion"""
-    alternatives: list[str] = field(default_factory=list)
-    """a name that claims of this response share which exclude each other; "" where a claim stands alone"""
 
     def __post_init__(self) -> None:
         number = len(self.claims or [])
@@ -77,6 +77,7 @@ class ClaimCheck:
     is_supported: bool | None
     """null where the model did not say"""
     response: str
+    """the model's answer"""
     finish_reason: str
 
 

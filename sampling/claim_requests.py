@@ -146,9 +146,9 @@ def _listed(name: str, row: Trajectory, sample: Sample) -> ListedClaims:
     claims = read_whole(parse_claims, sample)
     each = claims or []
     return ListedClaims(
-        name, row.id, row.problem_id, None if claims is None else [claim.text for claim in each], sample.text,
-        sample.finish_reason, [claim.confidence for claim in each], [claim.is_subjective for claim in each],
-        [claim.alternatives for claim in each],
+        name, row.id, row.problem_id, None if claims is None else [claim.text for claim in each],
+        [claim.confidence for claim in each], [claim.is_subjective for claim in each],
+        [claim.alternatives for claim in each], sample.text, sample.finish_reason,
     )  # fmt: skip
 
 

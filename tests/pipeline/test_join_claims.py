@@ -54,7 +54,7 @@ def test_alternatives_are_left_out_together(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_the_first_vote_with_a_list_counts(tmp_path: Path) -> None:
-    unread = ListedClaims("p/0/0", "p/0", "p", None, "?", "stop")
+    unread = ListedClaims("p/0/0", "p/0", "p", None, [], [], [], "?", "stop")
     later = [dataclasses.replace(ROW, id="p/0/1"), claims_row("p/0")]
     lists = [unread, later[0], dataclasses.replace(later[1], id="p/0/2")]
     rows, _ = join(tmp_path, [check(0, True)], lists)
@@ -81,4 +81,4 @@ def test_files_of_other_claims_are_refused(
 
 def test_a_list_needs_one_entry_for_each_claim() -> None:
     with pytest.raises(BadInput, match="1 claims, 0 confidences"):
-        ListedClaims("p/0/0", "p/0", "p", ["Ana sang."], "", "stop")
+        ListedClaims("p/0/0", "p/0", "p", ["Ana sang."], [], [], [], "", "stop")

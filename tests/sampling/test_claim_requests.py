@@ -89,7 +89,7 @@ def test_half_a_character_is_refused_before_it_is_asked() -> None:
 def claims_row(name: str, *claims: Claim, topic: str = "p") -> ListedClaims:
     columns = [[claim.confidence for claim in claims], [claim.is_subjective for claim in claims],
                [claim.alternatives for claim in claims]]  # fmt: skip
-    return ListedClaims(f"{name}/0", name, topic, [claim.text for claim in claims], "", "stop", *columns)  # type: ignore[arg-type]
+    return ListedClaims(f"{name}/0", name, topic, [claim.text for claim in claims], *columns, "", "stop")  # type: ignore[arg-type]
 
 
 def check_requests(folder: Path, sources: list[dict[str, str]], *rows: ListedClaims, **settings: Any) -> CheckRequests:
@@ -133,7 +133,7 @@ def test_a_bad_source_is_one_line_before_anything_is_asked(
 
 def test_without_claims_nothing_is_asked(tmp_path: Path) -> None:
     opinion = Claim("She is fine.", None, True, "")
-    unread = ListedClaims("r/0/0", "r/0", "r", None, "?", "stop")
+    unread = ListedClaims("r/0/0", "r/0", "r", None, [], [], [], "?", "stop")
     with pytest.raises(BadInput, match=r"c.jsonl: no claim to check"):
         check_requests(tmp_path, [], claims_row("p/0", opinion), claims_row("q/0"), unread).load(None, None)  # type: ignore[arg-type]
     write_records(tmp_path / "p.jsonl", [Problem("p", "Who is p?", "")])
