@@ -70,7 +70,7 @@ is not supported.
 Think in a few sentences. Then end with one line that is exactly "Supported: yes" or "Supported: no"."""
 
 _MARK = re.compile(r"^[ \t*#]*Claims:[ \t\r*]*(?=$|\[)", re.MULTILINE)
-_FENCE = re.compile(r"```\w*\s*(.*?)\s*```", re.DOTALL)
+_FENCE = re.compile(r"```\w*\s(.*)```", re.DOTALL)
 _FIELDS = {"claim", "confidence", "subjective", "alternatives"}
 
 

@@ -53,6 +53,7 @@ def test_claims_are_the_list_behind_the_mark(response: str, claims: list[Claim])
         "Claims:",
         "Claims: none",
         listed(ROW) + "\nThat is all.",
+        f"Claims:\n```json\n{json.dumps([ROW])}\n```\nThat is all.",
         listed(ROW)[:-1],
         listed(ROW) + "\n" + listed(ROW),
         "Claims:\n" + json.dumps(ROW),
@@ -195,6 +196,8 @@ def test_the_whole_way_from_texts_to_the_calibration_error(tmp_path: Path, monke
         assert ask(server, paths["checks"], "check_claims", *checks) == 0
         assert ask(server, paths["checks"], "check_claims", *checks) == 0
         assert len(server.bodies) == 5 + 8
+    metas = [json.loads(paths[name].with_suffix(".meta.json").read_text()) for name in ("claims", "checks")]
+    assert [meta["counts"]["unparseable"] for meta in metas] == [1 / 5, 1 / 8]
     lists = {row.trajectory_id: row.claims for row in read_records(ListedClaims, paths["claims"])}
     assert {name: len(claims or ()) for name, claims in lists.items()} == {"p/0": 5, "p/1": 2, "q/0": 2, "r/0": 0,
                                                                            "q/1": 0}  # fmt: skip
