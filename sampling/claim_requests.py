@@ -98,7 +98,8 @@ def _claim(row: Any) -> Claim | None:
     """Return a claim of the list, None where it is not as it was asked for; no alternatives may be null too."""
     if not isinstance(row, dict) or not set(row) >= _FIELDS:
         return None
-    text, confidence, alternatives = row["claim"], row["confidence"], row["alternatives"] or ""
+    text, confidence = row["claim"], row["confidence"]
+    alternatives = "" if row["alternatives"] is None else row["alternatives"]
     if confidence is not None and (isinstance(confidence, bool) or not isinstance(confidence, int | float)):
         return None
     if not isinstance(text, str) or not isinstance(row["subjective"], bool) or not isinstance(alternatives, str):

@@ -1,14 +1,16 @@
 """What a chat model read and checked → CheckedClaim: the claims of long texts, each with what its source says of it.
 
-Opinions are not checked and not written. A response that was cut, or without a list of claims, is left out; so is a
-claim without a verdict, together with those that it excludes: which of them is the most confident decides which one
-counts. All of that is counted. A response that makes no claim adds none. Of several votes the first list counts, and
-what most verdicts say; a tie is no.
+The confidence of a claim is the number that it states; where the list has none, that of its words (a percentage in the
+claim is then something else: "owns 51 % of it"), or 1. Opinions are not checked and not written. A response that was
+cut, or without a list of claims, is left out; so is a claim without a verdict, together with those that it excludes:
+which of them is the most confident decides which one counts. All of that is counted. A response that makes no claim
+adds none. Of several votes the first list counts, and what most verdicts say; a tie is no.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from espalier.data.answers.confidence_phrases import word_confidence
 from espalier.data.claims import ClaimCheck, ListedClaims, claims_of
 from espalier.data.forecasts import CheckedClaim
 from espalier.data.jsonl import read_records
@@ -88,4 +90,5 @@ def _checked(row: ListedClaims, verdicts: Verdicts) -> Iterator[CheckedClaim]:
     for name, claim in facts:
         if name in verdicts and claim.alternatives not in unknown:
             group = claim.alternatives and f"{row.trajectory_id}/{claim.alternatives}"
-            yield CheckedClaim(name, row.problem_id, claim.text, verdicts[name], claim.confidence, alternatives=group)
+            confidence = word_confidence(claim.text) if claim.confidence is None else claim.confidence
+            yield CheckedClaim(name, row.problem_id, claim.text, verdicts[name], confidence, alternatives=group)

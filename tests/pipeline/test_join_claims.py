@@ -39,11 +39,19 @@ def test_most_votes_decide_and_a_tie_is_no(tmp_path: Path) -> None:
              check(2, None, 1)]  # fmt: skip
     rows, counts = join(tmp_path, votes, [ROW])
     assert rows == [
-        CheckedClaim("p/0~0", "p", "Ana sang.", True),
+        CheckedClaim("p/0~0", "p", "Ana sang.", True, 1.0),
         CheckedClaim("p/0~1", "p", "Likely of Rome.", False, 0.6, alternatives="p/0/home"),
         CheckedClaim("p/0~2", "p", "Of Oslo.", True, 0.3, alternatives="p/0/home"),
     ]
     assert counts == {"cut": 0, "not_split": 0, "without_claims": 0, "opinions": 1, "not_checked": 0}
+
+
+def test_a_percentage_that_is_no_confidence_is_none(tmp_path: Path) -> None:
+    texts = {"Ana owns 51% of it.": None, "Ana likely owns 51% of it.": None, "I am 51% sure of Ana.": 0.51}
+    row = claims_row("p/0", *(Claim(text, number, False, "") for text, number in texts.items()))
+    checks = [check(place, True, text=text) for place, text in enumerate(texts)]
+    rows, _ = join(tmp_path, checks, [row])
+    assert [row.confidence for row in rows] == [1.0, 0.75, 0.51]
 
 
 def test_alternatives_are_left_out_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,7 +62,7 @@ def test_claims_are_the_list_behind_the_mark(response: str, claims: list[Claim])
         listed(ROW | {"claim": " "}),
         listed(ROW | {"claim": 3}),
         listed(ROW | {"subjective": "no"}),
-        listed(ROW | {"alternatives": 1}),
+        listed(ROW | {"alternatives": 0}),
         *(listed(ROW | {"confidence": number}) for number in (60, 1.01, -0.1, "60%", "0.6", True)),
         'Claims:\n[{"claim": "x", "confidence": NaN, "subjective": false, "alternatives": ""}]',
         'Claims:\n[{"claim": "x", "confidence": 1e999, "subjective": false, "alternatives": ""}]',
