@@ -52,7 +52,7 @@ class CheckedClaim:
     is_supported: bool
     """whether the source supports it"""
     confidence: float | None = None
-    """as stated by a number, in [0, 1]; null: the words in `text` say it, or it is stated plainly"""
+    """in [0, 1]; null: a percentage or the words in `text` say it, or it is stated plainly"""
     is_subjective: bool = False
     """an opinion, which is left out"""
     alternatives: str = ""

@@ -37,10 +37,16 @@ def refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
+def strict_json(text: str | bytes) -> Any:
+    """Return the value that is the whole text. Raises ValueError where it is none, where NaN or Infinity or a field
+    twice is in it, RecursionError where it is too deep."""
+    return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
+
+
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
     """Return the object of a line; `place` (`file:line`) opens the message. Raises BadInput where it holds none."""
     try:
-        row = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
+        row = strict_json(line)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place}: not a JSON object ({error}): correct or remove this line") from None
     if not isinstance(row, dict):

@@ -21,6 +21,12 @@ def last_line_says(pattern: re.Pattern[str], response: str) -> str | None:
     return said.pop() if len(said) == 1 else None
 
 
+def last_line_agrees(name: str, response: str) -> bool | None:
+    """Return whether the last line says "`name`: yes" or "`name`: no"; None where it says neither."""
+    said = last_line_says(re.compile(rf"{name}: (yes|no)"), response)
+    return None if said is None else said == "yes"
+
+
 def fill(template: str, parts: Mapping[str, str]) -> str:
     """Return the template with `{name}` replaced; what a solution says in braces stays as it is."""
     return re.sub(r"\{(\w+)\}", lambda match: parts.get(match.group(1), match.group(0)), template)

@@ -40,6 +40,14 @@ class EncodedPrompt:
     ids: list[int]
 
 
+def check_unicode(text: str, place: str) -> None:
+    """Raise BadInput where a prompt's text holds half a character, which nobody can be sent."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{place}: character {error.start} of the prompt is half a character (a surrogate)") from None
+
+
 def encode_text(tokenizer: Any, text: str, place: str, *, is_complete: bool = False) -> list[int]:
     """Return the ids of a prompt's text, tokenised once.
 
@@ -48,10 +56,7 @@ def encode_text(tokenizer: Any, text: str, place: str, *, is_complete: bool = Fa
     tokenizer adds by itself is taken off: a response follows. `place` opens every message. Raises BadInput
     on a text without tokens, or one that is not Unicode.
     """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadInput(f"{place}: character {error.start} of the prompt is half a character (a surrogate)") from None
+    check_unicode(text, place)
     begin, end = tokenizer.bos_token, tokenizer.eos_token
     is_complete = is_complete or bool(begin and text.startswith(begin))
     ids = list(tokenizer(text, add_special_tokens=not is_complete).input_ids)

@@ -101,6 +101,11 @@ def probabilities_of(path: str) -> Probabilities:
     return {key: fmean(values) for key, values in votes.items()}
 
 
+def most_say_yes(votes: Sequence[bool]) -> bool:
+    """Return what most votes say; a tie is no."""
+    return 2 * sum(votes) > len(votes)
+
+
 def most_probable(trajectory_id: str, answers: Sequence[str], probabilities: Probabilities) -> str | None:
     """Return the answer with the highest probability, the first of equals; None where none has one."""
     known = [answer for answer in answers if (trajectory_id, answer, False) in probabilities]

@@ -22,6 +22,10 @@ MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the
 # What may differ between two runs of one file: where and how fast it is asked, not what (the last two: of before).
 HOW = ("client", "server", "engine", "max_failed_share", "pilot", "tracking", "concurrency", "stall_seconds")
 
+# How rows say that what was asked for could not be read: what the record kinds of data/ call it.
+_READ = ("answer", "text", "answers", "probability", "is_equivalent", "claims", "is_supported")
+_UNREAD = tuple(f'"{name}":null'.encode() for name in _READ)
+
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
     """Say whether a job of `num_requests` of which `num_failed` failed is finished: that share of them may."""
@@ -76,5 +80,5 @@ def count_output(output: Path) -> dict[str, Any]:
         for line in file:
             rows += 1
             correct += b'"is_correct":true' in line
-            unparseable += b'"answer":null' in line
+            unparseable += any(name in line for name in _UNREAD)
     return {"rows": rows, "correct": correct, "unparseable": round(unparseable / max(rows, 1), 5)}

@@ -7,18 +7,21 @@ nothing else; an answer that ends otherwise, contradicts itself or was cut by it
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from espalier.data.jsonl import read_records
 from espalier.data.judge_texts import check_template, fill, last_line_says, said_lines
 from espalier.data.judgements import ORDERS, PairJudgement, StepJudgement
+from espalier.data.prompts import check_unicode
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import AnnotatedSolution, BadInput, PreferencePair, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
 
 log = logging.getLogger("sample")
+T = TypeVar("T")
 
 PAIR_PROMPT = """\
 Here are a problem and two solutions to it. Judge which of them is better: first whether its answer and its reasoning \
@@ -94,8 +97,14 @@ def parse_each_step(response: str, num_steps: int) -> list[float] | None:
 
 
 def chat_request(request_id: str, text: str) -> SampleRequest:
-    """Return a request of one message."""
+    """Return a request of one message. Raises BadInput where the text is not Unicode, which no service takes."""
+    check_unicode(text, f"request '{request_id}'")
     return SampleRequest(request_id, text, [], [{"role": "user", "content": text}])
+
+
+def read_whole(parse: Callable[[str], T | None], sample: Sample) -> T | None:
+    """Return what `parse` reads in an answer that ended by itself; None of one that was cut."""
+    return parse(sample.text) if sample.finish_reason == "stop" else None
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class PairRequests:
         sides = {"A": "first", "B": "second"} if order == "ab" else {"A": "second", "B": "first"}
         records = []
         for k, sample in enumerate(samples):
-            verdict = parse_verdict(sample.text) if sample.finish_reason == "stop" else None
+            verdict = read_whole(parse_verdict, sample)
             answer = None if verdict is None else sides.get(verdict, verdict)
             records.append(
                 PairJudgement(

@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.data.answers.short_answers import golds
 from espalier.data.jsonl import read_records
-from espalier.data.judge_texts import check_template, fill, last_line_says
+from espalier.data.judge_texts import check_template, fill, last_line_agrees, last_line_says
 from espalier.data.reader_answers import (
     AnswerEquivalence,
     AnswerProbability,
@@ -24,7 +24,7 @@ from espalier.data.reader_prompts import read_answers
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import chat_request
+from espalier.sampling.llm_judge import chat_request, read_whole
 
 EXTRACT_PROMPT = """\
 Here are a question and a paragraph. Which answers to the question does the paragraph offer? Count also those \
@@ -85,7 +85,6 @@ End with one line that is exactly "Same: yes" or "Same: no"."""
 
 _ANSWERS = re.compile(r"Answers: (\S.*)")
 _PROBABILITY = re.compile(r"Probability: ([01](?:\.[0-9]+)?|\.[0-9]+)")
-_SAME = re.compile(r"Same: (yes|no)")
 
 
 def parse_answers(response: str) -> list[str] | None:
@@ -104,8 +103,7 @@ def parse_probability(response: str) -> float | None:
 
 def parse_same(response: str) -> bool | None:
     """Return what the last line says; None where it says nothing."""
-    said = last_line_says(_SAME, response)
-    return None if said is None else said == "yes"
+    return last_line_agrees("Same", response)
 
 
 @dataclass
@@ -159,8 +157,7 @@ class ExtractionRequests(ReaderRequests):
         return [
             ExtractedAnswers(
                 f"{request.id}/{k}", row.id, row.problem_id,
-                parse_answers(sample.text) if sample.finish_reason == "stop" else None, sample.text,
-                sample.finish_reason,
+                read_whole(parse_answers, sample), sample.text, sample.finish_reason,
             )
             for k, sample in enumerate(samples)
         ]  # fmt: skip
@@ -200,8 +197,7 @@ class ForecastRequests(ReaderRequests):
         return [
             AnswerProbability(
                 f"{request.id}/{k}", row.id, row.problem_id, answer, is_gold,
-                parse_probability(sample.text) if sample.finish_reason == "stop" else None, sample.text,
-                sample.finish_reason,
+                read_whole(parse_probability, sample), sample.text, sample.finish_reason,
             )
             for k, sample in enumerate(samples)
         ]  # fmt: skip
@@ -241,7 +237,7 @@ class EquivalenceRequests(ReaderRequests):
         return [
             AnswerEquivalence(
                 f"{request.id}/{k}", row.id, row.problem_id, answer,
-                parse_same(sample.text) if sample.finish_reason == "stop" else None, sample.text, sample.finish_reason,
+                read_whole(parse_same, sample), sample.text, sample.finish_reason,
             )
             for k, sample in enumerate(samples)
         ]  # fmt: skip

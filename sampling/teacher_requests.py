@@ -17,7 +17,7 @@ from espalier.data.reader_answers import WrittenText
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
-from espalier.sampling.llm_judge import chat_request
+from espalier.sampling.llm_judge import chat_request, read_whole
 
 log = logging.getLogger("sample")
 
@@ -87,7 +87,7 @@ class WritingRequests:
         return [
             WrittenText(
                 f"{request.id}/{k}", request.id, self._asked[request.id],
-                self.parse(sample.text) if sample.finish_reason == "stop" else None, sample.text, sample.finish_reason,
+                read_whole(self.parse, sample), sample.text, sample.finish_reason,
             )
             for k, sample in enumerate(samples)
         ]  # fmt: skip

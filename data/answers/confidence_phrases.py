@@ -29,4 +29,9 @@ def phrase_confidence(text: str) -> float:
     percentages = {float(number) / 100 for number in _PERCENT.findall(text)}
     if len(percentages) == 1 and (stated := percentages.pop()) <= 1:
         return stated
+    return word_confidence(text)
+
+
+def word_confidence(text: str) -> float:
+    """Return the confidence that a claim's words state, percentages aside: the lowest of its phrases, else 1."""
     return min((PHRASES[phrase.lower()] for phrase in _WORDS.findall(text)), default=1.0)

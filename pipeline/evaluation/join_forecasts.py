@@ -12,7 +12,14 @@ from espalier.data.answers.short_answers import golds, grade_short_answer
 from espalier.data.forecasts import AnswerForecast
 from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
-from espalier.data.reader_answers import AnswerEquivalence, Probabilities, answers_of, most_probable, probabilities_of
+from espalier.data.reader_answers import (
+    AnswerEquivalence,
+    Probabilities,
+    answers_of,
+    most_probable,
+    most_say_yes,
+    probabilities_of,
+)
 from espalier.data.records import BadInput, Trajectory
 from espalier.pipeline.stage import StageContext
 
@@ -54,7 +61,7 @@ def _verdicts(path: str) -> dict[tuple[str, str], bool]:
     for row in read_records(AnswerEquivalence, path):
         if row.is_equivalent is not None:
             votes.setdefault((row.trajectory_id, row.answer), []).append(row.is_equivalent)
-    return {key: 2 * sum(said) > len(said) for key, said in votes.items()}
+    return {key: most_say_yes(said) for key, said in votes.items()}
 
 
 def _joined(

@@ -40,6 +40,7 @@ PAGE = (
             ("data/examples/outcome_examples.py", ("JudgedResponse",)),
             ("data/judgements.py", ("PairJudgement", "StepJudgement", "Verification")),
             ("data/reader_answers.py", ("WrittenText", "ExtractedAnswers", "AnswerProbability", "AnswerEquivalence")),
+            ("data/claims.py", ("ListedClaims", "SourceDocument", "ClaimCheck")),
             ("data/forecasts.py", ("AnswerForecast", "CheckedClaim")),
             ("pipeline/evaluation/grade_answers.py", ("AnswerToGrade",)),
             ("data/ranked_responses.py", ("RankedResponses", "ResponseScores")),
