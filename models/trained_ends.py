@@ -55,8 +55,8 @@ class TrainedEnds:
 
 def trained_ends(folder: str, name: str = "") -> TrainedEnds:
     """Return what the head of a folder was trained on, by the table of the module; `name`: what its user calls it,
-    where that is another name than the folder's. Raises BadModel where there is no config, BadInput on a file that cannot be
-    read."""
+    where that is another name than the folder's. Raises BadModel where there is no config, BadInput on a file that
+    cannot be read."""
     from espalier.models.published.load import row_by_name
 
     if is_log_ratio_reward(folder):
