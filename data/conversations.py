@@ -123,10 +123,19 @@ def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
 def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
     """Return the pair of two texts that begin alike, each tokenised in one piece: nothing is sampled from where they
     part, which may lie within a word. The prompt ends with the last token that it and both texts begin with."""
-    wholes = [_text(row, name) for name in ("chosen", "rejected")]
-    prompt, *rest = split_prompt(*wholes)
-    _check_parts(prompt, *rest)
-    prompt_ids, *sides = (encode_text(tokenizer, text, row.place) for text in (prompt, *wholes))
+    prompt, chosen, rejected = split_prompt(*(_text(row, name) for name in ("chosen", "rejected")))
+    _check_parts(prompt, chosen, rejected)
+    pair = pair_of_wholes(tokenizer, prompt, chosen, rejected, row.place)
+    if pair.chosen_ids == pair.rejected_ids:
+        raise BadRow("chosen and rejected are the same tokens")
+    return pair
+
+
+def pair_of_wholes(tokenizer: Any, prompt: str, chosen: str, rejected: str, place: str) -> PairTokens:
+    """Return the pair of two texts that begin with `prompt` and go on otherwise, each tokenised in one piece. Raises
+    BadRow where they do not begin with the same token."""
+    wholes = [prompt + chosen, prompt + rejected]
+    prompt_ids, *sides = (encode_text(tokenizer, text, place) for text in (prompt, *wholes))
     tokens = read_tokens([], sides[0], Decoder(tokenizer))
     end = min(_shared(prompt_ids, ids) for ids in sides)
     while end and not tokens.is_border[end]:
@@ -137,8 +146,6 @@ def _pair_of_wholes(row: Row, tokenizer: Any) -> PairTokens:
         prompt = tokens.text[: tokens.ends[end]]
     chosen, rejected = (text[len(prompt) :] for text in wholes)
     chosen_ids, rejected_ids = (_ended(tokenizer, ids[end:]) for ids in sides)
-    if chosen_ids == rejected_ids:
-        raise BadRow("chosen and rejected are the same tokens")
     return PairTokens(prompt, chosen, rejected, sides[0][:end], chosen_ids, rejected_ids)
 
 
@@ -179,7 +186,7 @@ def _pair_of_turns(row: Row, tokenizer: Any) -> PairTokens:
     _check_parts(prompt, chosen, rejected)
     if any(turn["role"] != "assistant" for turn in (*chosen, *rejected)):
         raise BadRow("chosen and rejected part before their last turn: what others say in them would be learnt")
-    one, other = _responses_of_turns(row, tokenizer, prompt, [chosen, rejected])
+    one, other = responses_of_turns(tokenizer, prompt, [chosen, rejected], row.place)
     return PairTokens(one.prompt, one.response, other.response, one.prompt_ids, one.response_ids, other.response_ids)
 
 
@@ -190,7 +197,7 @@ def response_tokens(row: Row, tokenizer: Any) -> ResponseTokens:
         asked, answer = read_turns(row, "prompt"), read_turns(row, "completion")
         if any(turn["role"] != "assistant" for turn in answer):
             raise BadRow("completion holds a turn that is not the assistant's: move it into prompt")
-        return _responses_of_turns(row, tokenizer, asked, [answer])[0]
+        return responses_of_turns(tokenizer, asked, [answer], row.place)[0]
     prompt, completion = _text(row, "prompt"), _text(row, "completion")
     if not completion:
         raise BadRow("completion is empty: nothing is judged or learnt of it")
@@ -198,12 +205,13 @@ def response_tokens(row: Row, tokenizer: Any) -> ResponseTokens:
     return ResponseTokens(prompt, completion, prompt_ids, ended_response(tokenizer, prompt_ids, completion))
 
 
-def _responses_of_turns(
-    row: Row, tokenizer: Any, prompt: Sequence[Turn], answers: Sequence[Sequence[Turn]]
+def responses_of_turns(
+    tokenizer: Any, prompt: Sequence[Turn], answers: Sequence[Sequence[Turn]], place: str
 ) -> list[ResponseTokens]:
-    """Return each answer behind the prompt, as the chat template writes them."""
+    """Return each answer behind the prompt, as the chat template writes them. Raises BadInput where it cannot be
+    used."""
     asked = write_chat(tokenizer, list(prompt))
-    prompt_ids = encode_text(tokenizer, asked, row.place, is_complete=True)
+    prompt_ids = encode_text(tokenizer, asked, place, is_complete=True)
     texts = [_answer(tokenizer, prompt, answer, asked) for answer in answers]
     return [ResponseTokens(asked, text, prompt_ids, _encode_behind(tokenizer, prompt_ids, text)) for text in texts]
 

@@ -9,12 +9,13 @@
 - pairs: preferences of one's own: `prompt`, `chosen`, `rejected`; `subset` and `id` where there are any.
 
 A `prompt`, `chosen` or `rejected` that is a list of messages (`role`, `content`) is read too: the prompt is the
-messages before the last, the response is the last one's text. Without a prompt, texts must begin alike: what they share
-is the prompt (TRL's implicit prompt).
+messages before the last (a `prompt` that is a text must then be the last of these), the response is the last one's
+text. Without a prompt, texts must begin alike: what they share is the prompt (TRL's implicit prompt). Texts of pairs
+stay as they are written, white space around them too: training reads them so.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.data.conversations import split_prompt
@@ -38,6 +39,11 @@ class RankedResponses:
     """the right or preferred ones, at least one"""
     rejected: list[str]
     """the others, at least one"""
+    has_implicit_prompt: bool = False
+    """whether the prompt is what two texts begin with: each is tokenised in one piece, as in training, since they may
+    part within a word"""
+    turns: list[dict[str, str]] = field(default_factory=list)
+    """the prompt's messages (`role`, `content`) where they are more than a question; else empty"""
 
     def __post_init__(self) -> None:
         if not self.chosen or not self.rejected:
@@ -58,24 +64,29 @@ class ResponseScores:
     """one score per rejected response; empty with `chosen`"""
 
 
+class SameResponses(BadRow):
+    """A response stands on both sides: nobody can tell the right one."""
+
+
 def read_pair(row: Row) -> RankedResponses:
     """Read a row with one chosen and one rejected response."""
     asked, chosen = _turns(row, "chosen")
     other, rejected = _turns(row, "rejected")
+    if asked and other and asked != other:
+        raise BadRow("chosen and rejected part before their last turn: they answer other prompts")
+    _check_differ([chosen], [rejected])
     subset = row.text("subset", "")
     are_texts = all(isinstance(row.fields.get(name), str) for name in ("chosen", "rejected"))
     if row.has("prompt") or not are_texts:
-        if asked and other and asked != other:
-            raise BadRow("chosen and rejected part before their last turn: they answer other prompts")
-        prompt = _prompt(row, asked)
-    else:  # blanks where they part stay: prompt and response join to the text that was written
-        prompt, chosen, rejected = split_prompt(chosen, rejected)
-        if not prompt.strip():
-            raise BadRow("there is no prompt: give a prompt, or a chosen and a rejected text that begin alike")
-        if not chosen.strip() or not rejected.strip():
-            raise BadRow("what chosen and rejected begin with is their prompt, and behind it one of them has no "
-                         "response: give a prompt")  # fmt: skip
-    return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected])
+        prompt, turns = _prompt(row, asked)
+        return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected], turns=turns)
+    prompt, chosen, rejected = split_prompt(chosen, rejected)
+    if not prompt.strip():
+        raise BadRow("there is no prompt: give a prompt, or a chosen and a rejected text that begin alike")
+    if not chosen.strip() or not rejected.strip():
+        raise BadRow("what chosen and rejected begin with is their prompt, and behind it one of them has no "
+                     "response: give a prompt")  # fmt: skip
+    return RankedResponses(_identity(row, subset), subset, prompt, [chosen], [rejected], has_implicit_prompt=True)
 
 
 def read_lists(row: Row) -> RankedResponses:
@@ -114,27 +125,27 @@ LAYOUTS: Mapping[str, Callable[[Row], RankedResponses]] = {
 }
 
 
-def read_ranked(rows: list[Row], layout: str) -> list[RankedResponses]:
-    """Return the records of a published file's rows. Raises BadInput, with file and line, on an unknown layout, on a
-    row that does not fit, and where two rows have one id."""
+def read_ranked(row: Row, layout: str) -> RankedResponses:
+    """Return the record of a published file's row. Raises SameResponses where a response stands on both sides, and
+    BadInput, with file and line, on an unknown layout and on a row that does not fit."""
     if layout not in LAYOUTS:
         raise BadInput(f"stage.layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-    records: list[RankedResponses] = []
-    seen: dict[str, str] = {}
-    for row in rows:
-        try:
-            if row.error:
-                raise BadRow(row.error)
-            record = LAYOUTS[layout](row)
-        except (BadRow, BadInput) as error:
-            raise BadInput(f"{row.place}: {error}: is it a file of the layout {layout}?") from None
-        if record.id in seen:
-            raise BadInput(
-                f"{row.place}: the id '{record.id}' is that of {seen[record.id]} too: give every row its own"
-            )
-        seen[record.id] = row.place
-        records.append(record)
-    return records
+    try:
+        if row.error:
+            raise BadRow(row.error)
+        record = LAYOUTS[layout](row)
+        _check_differ(record.chosen, record.rejected)
+    except SameResponses:
+        raise
+    except (BadRow, BadInput) as error:
+        raise BadInput(f"{row.place}: {error}: is it a file of the layout {layout}?") from None
+    return record
+
+
+def _check_differ(chosen: Sequence[str], rejected: Sequence[str]) -> None:
+    """Raises SameResponses where a text, but for white space around it, is on both sides."""
+    if {text.strip() for text in chosen} & {text.strip() for text in rejected}:
+        raise SameResponses("a response is both chosen and rejected")
 
 
 def _identity(row: Row, subset: str) -> str:
@@ -148,7 +159,7 @@ def _turns(row: Row, name: str) -> tuple[list[Mapping[str, Any]], str]:
     """Return (the messages before the last one, the response's text); no messages where the field is a text."""
     value = row.fields.get(name)
     if not isinstance(value, list):
-        return [], row.text(name)
+        return [], _written(row, name)
     try:
         texts = [str(turn["content"]) for turn in value]
         roles = [turn["role"] for turn in value]
@@ -156,18 +167,30 @@ def _turns(row: Row, name: str) -> tuple[list[Mapping[str, Any]], str]:
         raise BadRow(f"{name} must be a text or a list of messages with role and content") from None
     if not texts or roles[-1] != "assistant" or not texts[-1].strip():
         raise BadRow(f"{name} must end with a message of the assistant")
-    return value[:-1], texts[-1].strip()
+    return value[:-1], texts[-1]
 
 
-def _prompt(row: Row, turns: list[Mapping[str, Any]]) -> str:
-    """Return the text of `prompt`, or of the messages before the response."""
+def _written(row: Row, name: str) -> str:
+    """Read a text that is not blank, as it is written. Raises BadRow."""
+    row.text(name)
+    return str(row.fields[name])
+
+
+def _prompt(row: Row, turns: list[Mapping[str, Any]]) -> tuple[str, list[dict[str, str]]]:
+    """Return (the text of `prompt`, or of the messages before the response; the messages, where they are more than a
+    question)."""
     value = row.fields.get("prompt")
-    messages = value if isinstance(value, list) else turns if value is None else None
-    if messages is None:
-        return row.text("prompt")
-    texts = [str(turn.get("content", "")).strip() if isinstance(turn, Mapping) else "" for turn in messages]
-    if not messages or not all(texts):
+    messages = value if isinstance(value, list) else turns
+    if value is not None and not messages:
+        return _written(row, "prompt"), []
+    texts = [str(turn.get("content", "")) if isinstance(turn, Mapping) else "" for turn in messages]
+    if not messages or not all(text.strip() for text in texts):
         raise BadRow("there is no prompt: give a prompt, or messages before the response")
-    if len(texts) == 1:
-        return texts[0]
-    return "\n\n".join(f"{turn['role']}: {text}" for turn, text in zip(messages, texts, strict=True))
+    if isinstance(value, str) and value.strip() != texts[-1].strip():
+        raise BadRow("prompt is not the last message before the responses")
+    roles = [str(turn["role"]) for turn in messages]
+    if roles == ["user"]:
+        return texts[0], []
+    both = list(zip(roles, texts, strict=True))
+    text = "\n\n".join(f"{role}: {text.strip()}" for role, text in both) if len(both) > 1 else texts[0]
+    return text, [{"role": role, "content": content} for role, content in both]

@@ -83,6 +83,24 @@ class NamelessBase:
         return on_disk(self._name)
 
 
+class SeenIds(NamelessBase):
+    """How often each id of a file came so far, and where first."""
+
+    def __init__(self, beside: Path):
+        table = "CREATE TABLE ids (id BLOB PRIMARY KEY, times INTEGER, place TEXT) WITHOUT ROWID; BEGIN;"
+        super().__init__(beside, table)
+
+    def add(self, name: str, place: str = "") -> tuple[int, str]:
+        """Count an id; return how often it came, this time with it, and the place where it came first."""
+        key = by_text(name)
+        with self._on_disk():
+            self._base.execute(
+                "INSERT INTO ids VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET times = times + 1", (key, place)
+            )
+            found: tuple[int, str] = self._base.execute("SELECT times, place FROM ids WHERE id = ?", (key,)).fetchone()
+        return found
+
+
 class ProblemRows(NamelessBase):
     """Files of records with an `id` and a `problem_id`, or another field that their rows are grouped by. Files are
     numbered in the order they are added in."""

@@ -10,11 +10,10 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import write_records
-from espalier.data.row_index import NamelessBase
+from espalier.data.row_index import SeenIds
 from espalier.data.sources import BadRow, RejectedRow, Row
 from espalier.data.tables import open_rows
 from espalier.pipeline.stage import StageContext
@@ -49,7 +48,7 @@ class PublishedRows:
         tokenizer = load_tokenizer(self.tokenizer)
         rejected: list[RejectedRow] = []
         kind: Any = None
-        with context.progress("import", total, "row") as progress, _IdCounts(context.output) as ids:
+        with context.progress("import", total, "row") as progress, SeenIds(context.output) as ids:
             for number, row in enumerate(rows, 1):
                 try:
                     if row.error:
@@ -62,7 +61,7 @@ class PublishedRows:
                 except BadRow as error:
                     rejected.append(row.rejected(str(error)))
                     continue
-                times = ids.add(record.id)
+                times, _ = ids.add(record.id)
                 yield record if times == 1 else replace(record, id=f"{record.id}~{times}")
                 progress.update(number)
         context.counts["rejected"] = len(rejected)
@@ -71,21 +70,6 @@ class PublishedRows:
             first = rejected[0]
             log.warning("%d of %d rows cannot be read: %s:%d: %s", len(rejected), total, first.file, first.line,
                         first.reason)  # fmt: skip
-
-
-class _IdCounts(NamelessBase):
-    """How often each id came so far."""
-
-    def __init__(self, beside: Path):
-        super().__init__(beside, "CREATE TABLE ids (id BLOB PRIMARY KEY, times INTEGER) WITHOUT ROWID; BEGIN;")
-
-    def add(self, name: str) -> int:
-        """Count an id; how often it came, this time with it."""
-        key = (name.encode("utf-8", "surrogatepass"),)
-        with self._on_disk():
-            self._base.execute("INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1", key)
-            times: int = self._base.execute("SELECT times FROM ids WHERE id = ?", key).fetchone()[0]
-        return times
 
 
 def row_name(row: Row) -> str:

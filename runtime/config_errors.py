@@ -1,11 +1,12 @@
 """Errors of Hydra, OmegaConf and YAML in one line: the place, what is wrong there, what would be right."""
 
 import difflib
+import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -26,7 +27,7 @@ _GONE = {
                       "client.num_engines engines in processes of their own, or start servers and name them in "
                       "client.base_url=[...]"
 }  # fmt: skip
-_NO_TEXTS = {bool: "true or false", int: "a number", float: "a number", type(None): "null"}
+_NO_TEXTS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 
 
@@ -56,21 +57,35 @@ def is_of_hydra(error: BaseException) -> bool:
     return type(error) in (AssertionError, ValueError) and module.partition(".")[0] in ("hydra", "omegaconf")
 
 
-def text_for_a_value(component: Callable[..., Any], values: Mapping[str, Any]) -> str:
-    """Say which value is a text where the component's parameter is a number, true or false, "" where none is: `no` is a
-    text to Hydra, and every text is true to Python."""
-    texts = [name for name, value in values.items() if isinstance(value, str) and value != MISSING]
-    try:
-        hints = get_type_hints(component.__init__ if isinstance(component, type) else component) if texts else {}  # type: ignore[misc]
-    except NameError:  # a type that only a type checker imports
-        return ""
-    for name in texts:
-        hint = hints.get(name)
+def wrong_kind_of_value(component: Callable[..., Any], values: Mapping[str, Any]) -> str:
+    """Say which value is of another kind than the component's parameter, "" where none is: a text where a number, true
+    or false belongs (`no` is a text to Hydra, and every text is true to Python), true or false for a number (1 and 0 to
+    Python), a number with a point for a whole one, a number for true or false. Of other types nothing is said."""
+    for name, value in values.items():
+        hint = _type_hint(component, name) if type(value) in (str, bool, int, float) else None
         kinds = set(get_args(hint)) if isinstance(hint, UnionType) or get_origin(hint) is Union else {hint}
-        if kinds <= _NO_TEXTS.keys():
-            wanted = dict.fromkeys(text for kind, text in _NO_TEXTS.items() if kind in kinds)
-            return f"{name} must be {' or '.join(wanted)}, got '{values[name]}'"
+        if value == MISSING or not kinds <= _NO_TEXTS.keys() or type(value) in kinds or _is_float(value, kinds):
+            continue
+        wanted = dict.fromkeys(text for kind, text in _NO_TEXTS.items() if kind in kinds)
+        got = f"'{value}'" if isinstance(value, str) else str(value).lower()
+        return f"{name} must be {' or '.join(wanted)}, got {got}"
     return ""
+
+
+def _type_hint(component: Callable[..., Any], name: str) -> Any:
+    """Return the type of a parameter, None where it has none, or one that only a type checker reads."""
+    function: Any = inspect.unwrap(component.__init__ if isinstance(component, type) else component)  # type: ignore[misc]
+    hint = getattr(function, "__annotations__", {}).get(name)
+    try:
+        own = SimpleNamespace(__annotations__={name: hint})
+        return hint if not isinstance(hint, str) else get_type_hints(own, function.__globals__)[name]
+    except (NameError, TypeError):
+        return None
+
+
+def _is_float(value: Any, kinds: Collection[Any]) -> bool:
+    """Say whether it is a whole number where any number may be."""
+    return type(value) is int and float in kinds
 
 
 def suggest(name: str, names: Iterable[str], prefix: str = "") -> str:

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.runtime import schemas
 from espalier.runtime.company import company
-from espalier.runtime.config_errors import is_of_hydra, suggest, text_for_a_value
+from espalier.runtime.config_errors import is_of_hydra, suggest, wrong_kind_of_value
 from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
@@ -104,8 +104,8 @@ def _moved_to(target: str) -> str:
 
 
 def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
-    """Raise BadConfig unless the node's keys, with `arguments`, fit the signature of its `_target_`, and no text stands
-    where a number, or true or false, belongs."""
+    """Raise BadConfig unless the node's keys, with `arguments`, fit the signature of its `_target_`, and its values the
+    kinds of number, or of true and false, that stand there."""
     target = node["_target_"]
     component = find_component(target)
     signature = inspect.signature(component)
@@ -119,7 +119,7 @@ def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
             hint = suggest(unknown[0], signature.parameters)
             raise BadConfig(f"config: {target} has no setting '{unknown[0]}': {hint}") from None
         raise BadConfig(f"config: {target}: {error}") from None
-    if wrong := text_for_a_value(component, own):
+    if wrong := wrong_kind_of_value(component, own):
         raise BadConfig(f"config: {target}: {wrong}")
 
 

@@ -3,7 +3,16 @@ line that says the new one. Group options and files are named without their fold
 the old one of another, the first that the program has counts.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+
+# Settings of a component whose default does otherwise than the component did before it had them: a file that was made
+# before is not what it would be made now. Whoever adds a setting asks: does its default do what was done without it?
+NOT_AS_BEFORE: Mapping[str, tuple[str, ...]] = {
+    # plain text before; a process reward model was read as an outcome model before
+    "espalier.pipeline.evaluation.score_responses.ScoreResponses": ("is_chat", "takes_last_step"),
+    # pairs of problems that the reward model was trained on were made before
+    "espalier.pipeline.pairs.build_preferences.ProcessPreferences": ("excludes_seen",),
+}
 
 RENAMED = {
     # keys, by topic now

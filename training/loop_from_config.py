@@ -13,6 +13,7 @@ from espalier.data.batches.packing import Layout
 from espalier.data.examples.example_view import of_each_kind, token_text, view
 from espalier.data.examples.stored_examples import StoredExamples, column_of, longest_of
 from espalier.data.seen_responses import write_training_responses
+from espalier.data.training_layout import write_training_layout
 from espalier.data.training_problems import write_training_problems
 from espalier.models.in_parts import whole_shape
 from espalier.models.load import is_reward_model
@@ -44,7 +45,7 @@ from espalier.training.guards import (
     check_targets,
 )
 from espalier.training.loop import Loop
-from espalier.training.trained_responses import check_benchmarks, trained_responses
+from espalier.training.trained_responses import check_benchmarks, trained_layout, trained_responses
 
 log = logging.getLogger("train")
 
@@ -191,7 +192,7 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
 
 def save_model(loop: Loop, tokenizer: Any) -> None:
     """model/, a standard folder; with adapters also adapter/, from which model/ is merged. A model trained on steps
-    or pairs says of which problems they were (`data.training_problems`)."""
+    or pairs says of which problems they were (`data.training_problems`), and how their rows were laid out."""
     config, adapter = loop.config, loop.run_dir / "adapter"
 
     def write_adapter(folder: Path) -> None:
@@ -217,6 +218,8 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
                 write_training_problems(folder, problems, earlier, is_reward, policy)
             if responses := trained_responses(loop.loader.examples, tokenizer):
                 write_training_responses(folder, responses, start, is_reward)
+            if layout := trained_layout(loop.loader.examples, tokenizer):
+                write_training_layout(folder, layout)
 
     if config.lora:
         write_folder(adapter, write_adapter)

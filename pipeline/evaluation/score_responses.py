@@ -19,14 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
 from espalier.data.judgements import PairJudgement
 from espalier.data.prompts import encode_text
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput
 from espalier.data.row_index import ProblemRows, hash_of
 from espalier.data.seen_responses import is_seen, read_training_responses
+from espalier.data.sources import BadRow
 from espalier.data.steps import StepTokens
-from espalier.data.token_text import encode_response
+from espalier.data.training_layout import CHAT, FILE, TEXT, read_training_layout
 from espalier.pipeline.evaluation.response_rows import ResponseRows
 from espalier.pipeline.stage import StageContext
 
@@ -37,19 +39,25 @@ _ROWS, _JUDGEMENTS = range(2)  # files of the index
 
 
 def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[StepTokens]:
-    """Return the tokens of a row's prompt with each of its responses, chosen ones first, and the end token. `is_chat`:
-    prompt and response are turns in the tokenizer's own chat template."""
-    messages = [{"role": "user", "content": row.prompt}]
-    text = (
-        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if is_chat else row.prompt
-    )
-    prompt = encode_text(tokenizer, text, f"row '{row.id}'", is_complete=is_chat)
-    found = []
-    for response in (*row.chosen, *row.rejected):
-        ids, _ = encode_response(tokenizer, prompt, response)
-        ids = [*ids, tokenizer.eos_token_id]
-        found.append(StepTokens(prompt, ids, [len(ids)], name=f"row '{row.id}'"))
-    return found
+    """Return the tokens of a row's prompt with each of its responses, chosen ones first, and the end token: those that
+    training makes of the same row (`data.conversations`). `is_chat`: prompt and response are turns in the tokenizer's
+    own chat template. Raises BadInput on texts that do not begin with the same token and are said to."""
+    place, texts = f"row '{row.id}'", [*row.chosen, *row.rejected]
+    if is_chat:
+        turns = row.turns or [{"role": "user", "content": row.prompt}]
+        answers = [[{"role": "assistant", "content": text}] for text in texts]
+        found = responses_of_turns(tokenizer, turns, answers, place)
+        ids = [(one.prompt_ids, one.response_ids) for one in found]
+    elif row.has_implicit_prompt:
+        try:
+            pair = pair_of_wholes(tokenizer, row.prompt, row.chosen[0], row.rejected[0], place)
+        except BadRow as error:
+            raise BadInput(f"{place}: {error}: give it a prompt") from None
+        ids = [(pair.prompt_ids, pair.chosen_ids), (pair.prompt_ids, pair.rejected_ids)]
+    else:
+        prompt_ids = encode_text(tokenizer, row.prompt, place)
+        ids = [(prompt_ids, ended_response(tokenizer, prompt_ids, text)) for text in texts]
+    return [StepTokens(prompt, response, [len(response)], name=place) for prompt, response in ids]
 
 
 def judged_scores(row: RankedResponses, judgements: Sequence[PairJudgement]) -> ResponseScores:
@@ -117,7 +125,9 @@ class _Scorer:
 @dataclass(frozen=True)
 class ScoreResponses:
     """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
-    template; null: where it has one. `batch_tokens` bounds the tokens of one forward pass."""
+    template; null: as the model was trained, where its folder says it, else where its tokenizer has a template.
+    `takes_last_step`: of a process reward model the score of the last step is taken for the response's.
+    `batch_tokens` bounds the tokens of one forward pass."""
 
     model: str = ""
     reference: str = ""
@@ -125,6 +135,7 @@ class ScoreResponses:
     aggregate: str = "sum"
     is_chat: bool | None = None
     judgements: str = ""
+    takes_last_step: bool = False
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
@@ -173,17 +184,16 @@ class ScoreResponses:
         from espalier.models.load import load_tokenizer
 
         tokenizer = load_tokenizer(self.model)
-        is_chat = bool(tokenizer.chat_template) if self.is_chat is None else self.is_chat
-        if is_chat and not tokenizer.chat_template:
-            raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to "
-                           "false")  # fmt: skip
-        context.counts["layout"] = "whole, in its chat template" if is_chat else "whole, as plain text"
-        log.info("%s reads responses %s", self.model, context.counts["layout"])
-        scorer = self._load()
+        is_chat = self._is_chat(tokenizer, context)
+        scorer = self._load(context)
+        num_implicit = 0
         with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
             for row in rows.in_order(_ROWS):
-                for each in encode_row(tokenizer, row, is_chat):
+                is_turn = is_chat and (self.is_chat is True or not row.has_implicit_prompt)
+                num_implicit += is_chat and not is_turn
+                for each in encode_row(tokenizer, row, is_turn):
                     tokens.add(each)
+            _say_implicit(num_implicit, context)
             if longest := tokens.longest:
                 tokens.score(scorer.is_packed(longest), self.batch_tokens, scorer)
             values = iter(tokens)
@@ -191,7 +201,27 @@ class ScoreResponses:
                 sides = [[next(values) for _ in side] for side in (row.chosen, row.rejected)]
                 yield ResponseScores(row.id, row.subset, *sides)
 
-    def _load(self) -> _Scorer:
+    def _is_chat(self, tokenizer: Any, context: StageContext) -> bool:
+        """Say whether prompt and response are turns: as it is asked for, else as the model was trained, else where its
+        tokenizer has a template."""
+        trained = read_training_layout(self.model)
+        prompts = trained.prompts if trained else ""
+        says = {CHAT: True, TEXT: False}.get(prompts)
+        is_chat = self.is_chat if self.is_chat is not None else bool(tokenizer.chat_template) if says is None else says
+        if is_chat and not tokenizer.chat_template:
+            raise BadInput(f"{self.model}: turns need a chat template, and its tokenizer has none: set "
+                           "stage.is_chat=false")  # fmt: skip
+        layout = "whole, in its chat template" if is_chat else "whole, as plain text"
+        by = "as asked for" if self.is_chat is not None else "by its tokenizer" if says is None else f"by its {FILE}"
+        if prompts and says != is_chat:
+            log.warning("%s was trained on %s and reads responses %s (%s): stage.is_chat says which", self.model,
+                        {CHAT: "turns of its chat template", TEXT: "plain text"}.get(prompts, "turns and plain text"),
+                        layout, by)  # fmt: skip
+        context.counts.update(layout=layout, layout_by=by)
+        log.info("%s reads responses %s, %s", self.model, layout, by)
+        return is_chat
+
+    def _load(self, context: StageContext) -> _Scorer:
         from espalier.models.load import is_reward_model, load_policy
         from espalier.models.log_ratio_reward import is_log_ratio_reward, load_log_ratio_reward
         from espalier.models.scalar_head import load_process_reward
@@ -205,13 +235,38 @@ class ScoreResponses:
             if self.reference or self.is_reference_free:
                 raise BadInput(f"{self.model} is a reward model with a head: leave out stage.reference and "
                                "stage.is_reference_free")  # fmt: skip
+            self._check_ends(context)
             networks = [load_process_reward(self.model)]
         elif not self.reference and not self.is_reference_free:
+            self._check_published()
             raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
         else:
             networks = [load_policy(path) for path in (self.model, self.reference) if path]
         placed = [network.to(device()) for network in networks]
         return _Scorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
+
+    def _check_ends(self, context: StageContext) -> None:
+        """Raises BadInput on a head that was trained on the ends of steps, unless its last step's is asked for."""
+        from espalier.models.trained_ends import RESPONSES, trained_ends
+
+        remedy = ("a process reward model is for prm/score_steps; stage.takes_last_step=true takes its score of the "
+                  "last step for the response's")  # fmt: skip
+        found = trained_ends(self.model)
+        context.counts["ends"] = found.read_at(RESPONSES, self.model, self.takes_last_step, remedy)
+
+    def _check_published(self) -> None:
+        """Raises BadInput on a process reward model that others published without a head of transformers' own."""
+        from espalier.models.trained_ends import STEPS, trained_ends
+
+        if (found := trained_ends(self.model)).ends == STEPS:
+            raise BadInput(f"{self.model} is a process reward model ({found.why}): score it by prm/score_steps")
+
+
+def _say_implicit(number: int, context: StageContext) -> None:
+    if number:
+        context.counts["implicit_prompts"] = number
+        log.warning("%d rows hold no prompt of their own, only texts that begin alike: they are read whole, as plain "
+                    "text, as training reads them (stage.is_chat=true: as turns)", number)  # fmt: skip
 
 
 def _judged(rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.data.training_problems import FILE
+from espalier.data.seen_responses import FILE as RESPONSES
+from espalier.data.training_layout import FILE as LAYOUT
+from espalier.data.training_problems import FILE as PROBLEMS
 from espalier.pipeline.prm.step_inputs import TASK, TOKENS, choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import weight_files, write_folder
@@ -46,8 +48,9 @@ class ExportClassifier:
 
         def write(partial: Path) -> None:
             write_classifier(model, tokenizer, partial)
-            if (Path(folder) / FILE).is_file():
-                shutil.copyfile(Path(folder) / FILE, partial / FILE)
+            for name in (PROBLEMS, RESPONSES, LAYOUT):
+                if (Path(folder) / name).is_file():
+                    shutil.copyfile(Path(folder) / name, partial / name)
 
         write_folder(context.output, write)
         context.counts.update(layout=layout, labels=model.config.num_labels, parameters=model.num_parameters())

@@ -30,7 +30,9 @@ from espalier.pipeline.prm.step_inputs import (
     choose_layout,
     kind_of,
     make_reader,
+    said_of_ends,
     solutions_of,
+    warn_of_prompts,
 )
 from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
 from espalier.pipeline.stage import StageContext
@@ -120,6 +122,7 @@ class _Scoring:
             folder = from_main_rank(partial(local_model, name, revision))
             if commit := commit_of(folder):  # on every machine, and the same one
                 folder = local_model(name, commit)
+            self.context.counts["ends"] = said_of_ends(self.stage.layout, name, folder, kind)
             layout = choose_layout(self.stage.layout, name, folder, kind)
             sizes = self.stage.batch_tokens, self.stage.num_checked
             model = StepModel(folder, layout, load_tokenizer(folder), *sizes, self.stage.deviations or {})
@@ -153,6 +156,8 @@ class _Scoring:
         from espalier.models.hub_snapshot import commit_of
 
         first = next((row for _, row in solutions_of(self.input_path)), None)
+        for model, reader in zip(self.models, self.readers, strict=True) if first else ():
+            warn_of_prompts(model.folder, model.layout, model.tokenizer, reader(first))
         return ScoreParts(
             self.context.output,
             {

@@ -4,6 +4,7 @@ Three ways to read them: `tokens`, the ids that the policy sampled, for models t
 text behind the task's prompt, for the same models on other people's solutions; or a row of `models.published.table`.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajecto
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
+from espalier.data.training_layout import BOTH, CHAT, TEXT, PromptReader, read_training_layout
 from espalier.data.training_problems import FILE
 
+log = logging.getLogger("stage")
 TOKENS, TASK = "tokens", "task"
 Solution = AnnotatedSolution | Trajectory
 Reader = Callable[[Solution], StepTokens]
@@ -32,6 +35,16 @@ def solutions_of(path: str) -> Iterator[tuple[int, Solution]]:
     kind = kind_of(path)
     for number, (place, row) in enumerate(iter_rows(path)):
         yield number, parse_record(kind, row, place)
+
+
+def said_of_ends(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
+    """Say for the provenance that a model is read after every step, and what says that it was trained there. Raises
+    BadInput on one that was trained on whole responses, unless a layout is named."""
+    from espalier.models.trained_ends import STEPS, trained_ends
+
+    own = TOKENS if kind is Trajectory else TASK
+    remedy = f"an outcome model is for evaluation/score_responses; stage.layout={own} reads it after every step"
+    return trained_ends(folder, name).read_at(STEPS, name, wanted != "auto", remedy)
 
 
 def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
@@ -82,6 +95,21 @@ def make_reader(layout: str, tokenizer: Any, task: Any, split: str, row: Any = N
     from espalier.models.published import scoring
 
     return lambda one: scoring.read_as(row, tokenizer, scoring.Solution(one.id, questions(one), one.steps))
+
+
+def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens) -> None:
+    """Say in one line where a model that was trained here reads chat turns and was trained on plain text, or the other
+    way round, by the first solution's tokens."""
+    trained = read_training_layout(folder)
+    if layout not in (TOKENS, TASK) or trained is None or trained.prompts == BOTH or not first.prompt_ids:
+        return
+    found = CHAT if PromptReader(tokenizer).is_chat(first.prompt_ids) else TEXT
+    if found != trained.prompts:
+        words = {CHAT: "turns of a chat template", TEXT: "plain text"}
+        remedy = f"set task.template.is_chat={str(trained.prompts == CHAT).lower()}" if layout == TASK else (
+            "sample its solutions as those that it was trained on")  # fmt: skip
+        log.warning("%s was trained on prompts that are %s, and those of these solutions are %s: %s", folder,
+                    words[trained.prompts], words[found], remedy)  # fmt: skip
 
 
 def _sampled_tokens(row: Solution) -> StepTokens:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.data.ranked_responses import RankedResponses, read_ranked
+from espalier.data.ranked_responses import RankedResponses, SameResponses, read_ranked
 from espalier.data.records import BadInput
 from espalier.data.seen_responses import read_training_responses, response_hash, seen_rows, write_training_responses
 from espalier.data.sources import Row, read_json_rows
@@ -15,7 +15,7 @@ LONG = "one two three four five six seven eight nine ten " * 2
 
 
 def read(layout: str, **fields: object) -> RankedResponses:
-    return read_ranked([Row("f.json", 3, fields)], layout)[0]
+    return read_ranked(Row("f.json", 3, fields), layout)
 
 
 def test_llmbar_labels_are_one_and_two() -> None:
@@ -48,9 +48,28 @@ def test_texts_that_begin_alike_hold_their_prompt() -> None:
         "Q\n\nAssistant: I think so.", "Q\n\nAssistant: I know."), "nothing is lost where they part"  # fmt: skip
     with pytest.raises(BadInput, match=r"f\.json:3: there is no prompt: .* that begin alike"):
         read("pairs", chosen="yes", rejected="no")
-    for rejected in ("How many? 2", "How many? 2 or 3"):
-        with pytest.raises(BadInput, match=r"f\.json:3: .* is their prompt, and behind it one of them has no response"):
-            read("pairs", chosen="How many? 2", rejected=rejected)
+    with pytest.raises(BadInput, match=r"f\.json:3: .* is their prompt, and behind it one of them has no response"):
+        read("pairs", chosen="How many? 2", rejected="How many? 2 or 3")
+
+
+def test_a_response_on_both_sides_is_told_from_a_row_that_cannot_be_read() -> None:
+    turn = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": " 4\n"}]
+    for fields in ({"prompt": "Q", "chosen": "4", "rejected": "4 "}, {"chosen": "Q: 4", "rejected": "Q: 4"},
+                   {"chosen": turn, "rejected": turn}):  # fmt: skip
+        with pytest.raises(SameResponses):
+            read("pairs", **fields)
+    with pytest.raises(SameResponses):
+        read("rm_bench", prompt="Q", chosen=["a", "b", "c"], rejected=["d", "b", "e"], domain="math")
+
+
+def test_texts_of_pairs_stay_as_they_are_written() -> None:
+    row = read("pairs", prompt="Q\n", chosen=" 4", rejected=" 5\n")
+    assert (row.prompt, row.chosen, row.rejected) == ("Q\n", [" 4"], [" 5\n"])
+    asked = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Q"}]
+    row = read("pairs", prompt=asked, chosen=" 4", rejected=" 5")
+    assert (row.prompt, row.turns) == ("system: Be brief.\n\nuser: Q", asked)
+    with pytest.raises(BadInput, match="rejected is empty"):
+        read("pairs", prompt="Q", chosen="4", rejected=" ")
 
 
 def test_turns_of_the_assistant_alone_hold_no_prompt() -> None:
@@ -71,12 +90,6 @@ def test_rm_bench_has_three_styles_a_side() -> None:
     assert read("rm_bench", **row, chosen=["a", "b", "c"]).subset == "math"
     with pytest.raises(BadInput, match="three styles each, got 2 and 3"):
         read("rm_bench", **row, chosen=["a", "b"])
-
-
-def test_two_rows_of_one_id_are_refused() -> None:
-    rows = [Row("f", line, {"prompt": "Q", "chosen": "a", "rejected": "b", "subset": "s", "id": 1}) for line in (1, 2)]
-    with pytest.raises(BadInput, match="the id 's/1' is that of f:1 too"):
-        read_ranked(rows, "reward_bench")
 
 
 def test_a_row_is_seen_by_both_sides_or_by_a_long_one() -> None:
@@ -110,7 +123,7 @@ def test_the_published_llmbar_file_has_42_first_and_58_second_labels() -> None:
     if not path.is_file():
         pytest.skip(f"{path} is not there: set ESPALIER_DATA to the folder of the published files")
     published = json.loads(path.read_text())
-    rows = read_ranked(read_json_rows(path), "llmbar")
+    rows = [read_ranked(row, "llmbar") for row in read_json_rows(path)]
     assert len(rows) == 100
     first = [row for row, one in zip(rows, published, strict=True) if row.chosen == [one["output_1"].strip()]]
     assert len(first) == 42

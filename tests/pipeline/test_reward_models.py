@@ -2,11 +2,13 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForTokenClassification
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import PairJudgement
@@ -16,7 +18,8 @@ from espalier.data.records import BadInput, PreferencePair, Trajectory
 from espalier.data.seen_responses import response_hash, write_training_responses
 from espalier.data.sources import Row
 from espalier.data.tasks.shopping_notes import ShoppingNotes
-from espalier.models.load import load_policy, load_tokenizer
+from espalier.data.training_layout import TrainingLayout, write_training_layout
+from espalier.models.load import load_config, load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
 from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
@@ -175,6 +178,90 @@ def test_responses_are_turns_where_the_tokenizer_has_a_chat_template(chat_model:
         ScoreResponses(model=str(chat_model), is_chat="no")  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def of_others(tiny_policy: Path, tmp_path: Path) -> Path:
+    """A process reward model as TRL's PRMTrainer leaves it."""
+    config, folder = load_config(str(tiny_policy)), tmp_path / "of_others"
+    config.num_labels = 2
+    AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
+    load_tokenizer(str(tiny_policy)).save_pretrained(folder)
+    return folder
+
+
+def test_a_process_reward_model_is_no_outcome_model_unless_asked_for(
+    of_others: Path, tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadInput, match=r"trained on steps and not on responses \(two labels at every token, as TRL's "
+                                       r"PRMTrainer leaves it\): .* stage\.takes_last_step=true takes"):  # fmt: skip
+        scored(tmp_path, model=str(of_others))
+    assert len(scored(tmp_path, model=str(of_others), takes_last_step=True)) == 2
+    assert "was trained on steps (two labels at every token" in caplog.text
+    own = tmp_path / "own"
+    shutil.copytree(tiny_prm, own)
+    for scores, is_refused in (("steps", True), ("responses", False)):
+        write_training_layout(own, TrainingLayout(scores, "text"))
+        if is_refused:
+            with pytest.raises(BadInput, match=r"trained on steps .*\(its training_layout\.json says so\)"):
+                scored(tmp_path, model=str(own))
+        else:
+            assert len(scored(tmp_path, model=str(own))) == 2
+    named = shutil.copytree(tiny_prm, tmp_path / "Skywork-o1-Open-PRM-Tiny")
+    with pytest.raises(BadInput, match=r"trained on steps .*\(skywork by its name\)"):
+        scored(tmp_path, model=str(named))
+
+
+def test_what_a_head_was_trained_on_is_assumed_aloud_where_nothing_says_it(
+    tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    own = context()
+    list(ScoreResponses(model=str(tiny_prm)).run(str(tmp_path / "rows.jsonl"), own))
+    assert own.counts["ends"] == "responses, assumed: nothing in its folder says it"
+    assert "is read at the ends of responses, which is an assumption" in caplog.text
+
+
+def test_responses_are_laid_out_as_the_model_was_trained(
+    chat_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(chat_model, tmp_path / "model")
+    write_records(tmp_path / "rows.jsonl", ROWS[1:])
+    for prompts, asked, is_chat, by, warned in (
+        ("text", None, False, "by its training_layout.json", ""),
+        ("chat", None, True, "by its training_layout.json", ""),
+        (
+            "text",
+            True,
+            True,
+            "as asked for",
+            "on plain text and reads responses whole, in its chat template",
+        ),
+        (
+            "chat",
+            False,
+            False,
+            "as asked for",
+            "on turns of its chat template and reads responses whole, as",
+        ),
+        (
+            "both",
+            None,
+            True,
+            "by its tokenizer",
+            "on turns and plain text and reads responses whole, in its",
+        ),
+    ):
+        write_training_layout(folder, TrainingLayout("responses", prompts))
+        caplog.clear()
+        own = context()
+        stage = ScoreResponses(model=str(folder), is_reference_free=True, is_chat=asked)
+        found = list(stage.run(str(tmp_path / "rows.jsonl"), own))
+        rows = encode_row(load_tokenizer(str(folder)), ROWS[1], is_chat)
+        expected = [sum(line) for line in sampled_logprobs(load_policy(str(folder)), rows)]
+        assert [*found[0].chosen, *found[0].rejected] == pytest.approx(expected, abs=1e-4)
+        assert ("chat" in own.counts["layout"], own.counts["layout_by"]) == (is_chat, by)
+        assert (warned in caplog.text) if warned else ("stage.is_chat says which" not in caplog.text)
+
+
 def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:
     model = load_process_reward(str(tiny_prm))
     model.save_pretrained(tmp_path / "model")
@@ -241,16 +328,39 @@ def test_a_part_of_reward_bench_has_no_overall_score(tmp_path: Path) -> None:
 def test_a_file_or_the_hub_is_imported(tmp_path: Path) -> None:
     rows = [{"prompt": "Q", "chosen": "a", "rejected": "b"}]
     (tmp_path / "f.json").write_text(json.dumps(rows))
-    found = ImportComparisons("pairs", subset="mine").run(str(tmp_path / "f.json"), context())
+    found = list(ImportComparisons("pairs", subset="mine").run(str(tmp_path / "f.json"), context()))
     assert found == [RankedResponses("mine/line-1", "mine", "Q", ["a"], ["b"])]
     import datasets
 
     datasets.Dataset.from_list([{**rows[0], "subset": "shp", "id": 4}]).to_parquet(tmp_path / "set" / "data.parquet")
-    found = ImportComparisons("reward_bench", hub=str(tmp_path / "set"), split="train").run("", context())
+    found = list(ImportComparisons("reward_bench", hub=str(tmp_path / "set"), split="train").run("", context()))
     assert found == [RankedResponses("shp/4", "shp", "Q", ["a"], ["b"])]
     with pytest.raises(BadInput, match="name one source"):
-        ImportComparisons("pairs").run("", context())
+        list(ImportComparisons("pairs").run("", context()))
     assert Row("f", 1).fields == {}
+
+
+def test_rows_with_a_response_on_both_sides_are_counted_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("4", "5"), ("4", "4"), ("6", "6 "), ("7", "8")]
+    path, own = tmp_path / "f.jsonl", context()
+    path.write_text("".join(json.dumps({"prompt": "Q", "chosen": a, "rejected": b}) + "\n" for a, b in rows))
+    found = list(ImportComparisons("pairs").run(str(path), own))
+    assert [row.id for row in found] == ["line-1", "line-4"]
+    assert own.counts == {"subsets": 1, "responses": 4, "same_responses": 2}
+    assert "2 of 4 rows have a response that is both chosen and rejected and are left out" in caplog.text
+    assert f"({path}:2 is the first)" in caplog.text
+    path.write_text(json.dumps({"chosen": "Q: 4", "rejected": "Q: 4"}) + "\n")
+    with pytest.raises(BadInput, match=r"all 1 rows have a response that is both .*: there is nothing to compare"):
+        list(ImportComparisons("pairs").run(str(path), context()))
+
+
+def test_two_rows_of_one_id_are_refused(tmp_path: Path) -> None:
+    row = {"prompt": "Q", "chosen": "a", "rejected": "b", "subset": "s", "id": 1}
+    (tmp_path / "f.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    with pytest.raises(BadInput, match=r"f\.jsonl:2: the id 's/1' is that of .*f\.jsonl:1 too"):
+        list(ImportComparisons("reward_bench").run(str(tmp_path / "f.jsonl"), context()))
 
 
 def test_figures_of_pairs_by_hand() -> None:

@@ -20,6 +20,7 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
+from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models import precision
 from espalier.models.load import BadModel, load_config, load_tokenizer
 from espalier.models.published.layouts import Pieces
@@ -189,13 +190,15 @@ def test_an_outcome_model_of_others_scores_the_whole_behind_the_last_step(
     assert max(expected) - min(expected) > 0.01
     write_records(tmp_path / "sampled.jsonl", rows)
     write_records(tmp_path / "written.jsonl", ROWS)
-    sampled = score(folder, tmp_path / "sampled.jsonl", tmp_path / "a.jsonl")
+    for name in ("sampled", "written"):
+        says = r"trained on responses and not on steps \(a LlamaForSeq.* evaluation/score_responses; stage\.layout=t"
+        with pytest.raises(BadInput, match=says):
+            score(folder, tmp_path / f"{name}.jsonl", tmp_path / "c.jsonl")
+    sampled = score(folder, tmp_path / "sampled.jsonl", tmp_path / "a.jsonl", layout="tokens")
     written = score(folder, tmp_path / "written.jsonl", tmp_path / "b.jsonl", task, layout="task")
     assert [row.scores[-1] for row in sampled] == pytest.approx(expected, abs=2e-3)
     assert [len(row.scores) for row in sampled] == [2] * len(ROWS), "and one behind every step before"
     assert [row.scores for row in written] == [row.scores for row in sampled]
-    with pytest.raises(BadModel, match=r"nothing says which published model this is .*: set stage\.layout to task"):
-        score(folder, tmp_path / "written.jsonl", tmp_path / "c.jsonl")
 
 
 @pytest.mark.parametrize("num_files", [1, 2])
@@ -330,6 +333,27 @@ def test_processbench_goes_from_its_file_to_a_table(
     assert num_too_long > 0, "its tokenizer was made for small sums"
     assert table["left_out"]["no score was given"] == num_too_long
     assert f"{num_too_long} solutions are longer than the model takes" in caplog.text
+
+
+def test_a_head_that_may_be_of_steps_or_of_responses_is_read_after_steps_with_a_warning(
+    tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = Trajectory("t/0", "t", "Q\n", "a\n", ["a\n"], [5, 6], [7, 8], [2], "stop", "", None, False)
+    write_records(tmp_path / "rows.jsonl", [row])
+    for scores, prompts in ((None, ""), ("steps", "text"), ("steps", "chat"), ("responses", "text")):
+        folder = shutil.copytree(tiny_prm, tmp_path / f"{scores}-{prompts}")
+        if scores:
+            write_training_layout(folder, TrainingLayout(scores, prompts))
+        caplog.clear()
+        context = StageContext(None, tmp_path / f"{folder.name}.jsonl", 10.0)
+        if scores == "responses":
+            with pytest.raises(BadInput, match=r"trained on responses .*\(its training_layout\.json says so\)"):
+                list(ScoreSteps(str(folder)).run(str(tmp_path / "rows.jsonl"), context))
+            continue
+        list(ScoreSteps(str(folder)).run(str(tmp_path / "rows.jsonl"), context))
+        assert ("is read at the ends of steps, which is an assumption" in caplog.text) == (scores is None)
+        assert context.counts["ends"].startswith("steps: its" if scores else "steps, assumed: nothing")
+        assert ("was trained on prompts that are turns of a chat template" in caplog.text) == (prompts == "chat")
 
 
 @pytest.mark.parametrize("says", ["training_problems.json", "training_responses.json"])

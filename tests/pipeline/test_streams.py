@@ -30,6 +30,7 @@ from espalier.data.records import (
 from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
+from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
 from espalier.pipeline.evaluation.score_responses import ScoreResponses
 from espalier.pipeline.pairs.build_preferences import (
     OutcomePreferences,
@@ -252,9 +253,11 @@ def test_memory_of_scored_responses_does_not_grow_with_the_rows(tiny_prm: Path, 
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", ["preferences", "comparisons"])
 def test_memory_of_an_import_does_not_grow_with_the_rows(
-    kind: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stage = ImportPreferences(str(tiny_policy)) if name == "preferences" else ImportComparisons("pairs")
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 50)
     peaks = []
     for number in (200, 1_000):
@@ -265,9 +268,9 @@ def test_memory_of_an_import_does_not_grow_with_the_rows(
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         else:
             parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"warm-{number}")
+        run(stage, str(path), tmp_path / f"warm-{number}")
         tracemalloc.start()
-        run(ImportPreferences(str(tiny_policy)), str(path), tmp_path / f"out-{number}")
+        run(stage, str(path), tmp_path / f"out-{number}")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 50_000

@@ -174,7 +174,7 @@ def test_a_misspelt_key_of_a_component_fails_in_a_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "wanted"), [
-    ("is_reference_free", "no", "true or false"), ("batch_tokens", "many", "a number"), ("is_chat", "yes", "null"),
+    ("is_reference_free", "no", "true or false"), ("batch_tokens", "many", "whole number"), ("is_chat", "yes", "null"),
 ])  # fmt: skip
 def test_a_text_is_no_number_and_no_yes_or_no(name: str, value: str, wanted: str) -> None:
     """To Hydra `no` is a text, and every text is true to Python."""

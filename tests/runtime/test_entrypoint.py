@@ -16,7 +16,7 @@ import torch
 
 from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
-from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
+from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, check_component, entrypoint
 from espalier.runtime.renamed import RENAMED, new_name
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
@@ -289,6 +289,38 @@ def test_a_config_can_build_nothing_but_our_own_and_optimizers(target: str) -> N
 def test_a_component_that_cannot_be_built_is_explained(node: Any, text: str) -> None:
     with pytest.raises(BadConfig, match=text):
         build(node)
+
+
+LOADER = {"_target_": "espalier.data.batches.loader.Loader", "examples": [], "batch_size": 4, "micro_batch_size": 2,
+          "seed": 0}  # fmt: skip
+SGD = {"_target_": "torch.optim.SGD", "params": []}
+LAYOUT = {"_target_": "espalier.pipeline.evaluation.score_responses.ScoreResponses", "model": "m"}
+SPLIT = {"_target_": "espalier.pipeline.values.split_steps.SplitSteps", "policy": "m"}
+
+
+@pytest.mark.parametrize(
+    ("node", "values", "text"),
+    [
+        (LOADER, {"batch_size": 3.5}, "batch_size must be a whole number, got 3.5"),
+        (LOADER, {"batch_size": 4.0}, "batch_size must be a whole number, got 4.0"),
+        (LOADER, {"seed": True}, "seed must be a whole number, got true"),
+        (LOADER, {"seed": "no"}, "seed must be a whole number, got 'no'"),
+        (LAYOUT, {"is_chat": 1}, "is_chat must be true or false or null, got 1"),
+        (LAYOUT, {"is_reference_free": 0.0}, "is_reference_free must be true or false, got 0.0"),
+        (SPLIT, {"threshold": False}, "threshold must be a number, got false"),
+        (SPLIT, {"num_segments": 2.5}, "num_segments must be a whole number or null, got 2.5"),
+        (SGD, {"momentum": True}, "momentum must be a number, got true"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(node: Any, values: dict[str, Any], text: str) -> None:
+    for checked in ({**node, **values}, {**SGD, "params": [{**node, **values}]}):  # also within another component
+        with pytest.raises(BadConfig, match=rf"^config: {node['_target_']}: {text}$"):
+            build(checked)
+
+
+def test_a_whole_number_is_a_number_and_what_has_no_value_is_not_checked() -> None:
+    for node in ({**SPLIT, "num_segments": None, "threshold": 1}, {**LOADER, "seed": "???"}):
+        check_component(node)
 
 
 def test_what_a_component_refuses_keeps_its_own_error() -> None:

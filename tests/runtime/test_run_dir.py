@@ -1,5 +1,6 @@
 """The run directory: what it stores, what it refuses, and that nothing is overwritten."""
 
+import inspect
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.entrypoint import BadConfig, find_component
+from espalier.runtime.renamed import NOT_AS_BEFORE
 from espalier.runtime.run_dir import (
     as_begun,
     changed_keys,
@@ -168,6 +170,53 @@ def test_same_origin_names_what_differs() -> None:
     assert same_origin(stored, made, {"a.jsonl": "22"}) == "its input a.jsonl has changed"
     assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}) == "seed was 1, now 2"
     assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}, ignore=("seed",)) == ""
+
+
+SCORE_STEPS = {"_target_": "espalier.pipeline.prm.score_steps.ScoreSteps", "model": "m", "layout": "auto"}
+NEW_ONES = {"split": "test", "batch_tokens": 16384, "deviations": None, "max_length": 0}
+
+
+@pytest.mark.parametrize(
+    ("new", "difference"),
+    [
+        (NEW_ONES, ""),
+        ({**NEW_ONES, "max_length": 512}, "stage.max_length was None, now 512"),
+        ({**NEW_ONES, "max_length": False}, "stage.max_length was None, now False"),
+        ({"no_such_setting": 0}, "stage.no_such_setting was None, now 0"),
+    ],
+)
+def test_a_setting_that_there_was_none_of_differs_where_it_is_not_its_default(
+    new: dict[str, Any], difference: str
+) -> None:
+    made = StageConfig(output="o", input="a.jsonl", stage={**SCORE_STEPS, **new})
+    stored = {"config": {**vars(made), "tracking": vars(made.tracking), "stage": dict(SCORE_STEPS)}, "inputs": {}}
+    assert same_origin(stored, made, {}) == difference
+    within = StageConfig(output="o", stage={"_target_": "x", "parts": {"one": {**SCORE_STEPS, **new}}})
+    parts = {"_target_": "x", "parts": {"one": dict(SCORE_STEPS)}}
+    stored = {"config": {**vars(within), "tracking": vars(within.tracking), "stage": parts}, "inputs": {}}
+    assert same_origin(stored, within, {}) == difference.replace("stage.", "stage.parts.one.")
+
+
+def test_a_default_that_does_otherwise_than_was_done_before_differs() -> None:
+    """Responses were read as plain text before there was a choice, and of process reward models too."""
+    old = {"_target_": "espalier.pipeline.evaluation.score_responses.ScoreResponses", "model": "m"}
+    for new, text in (({"is_chat": None}, "stage.is_chat was no setting, now None"),
+                      ({"takes_last_step": False}, "stage.takes_last_step was no setting, now False")):  # fmt: skip
+        made = StageConfig(output="o", stage={**old, **new})
+        stored = {"config": {**vars(made), "tracking": vars(made.tracking), "stage": dict(old)}, "inputs": {}}
+        assert same_origin(stored, made, {}) == text
+
+
+def test_settings_that_do_otherwise_than_before_are_there() -> None:
+    for target, names in NOT_AS_BEFORE.items():
+        assert set(names) <= set(inspect.signature(find_component(target)).parameters), target
+
+
+def test_a_default_that_is_removed_from_a_component_differs() -> None:
+    made = StageConfig(output="o", stage=dict(SCORE_STEPS))
+    before = {**SCORE_STEPS, "gone": 1}
+    stored = {"config": {**vars(made), "tracking": vars(made.tracking), "stage": before}, "inputs": {}}
+    assert same_origin(stored, made, {}) == "stage.gone was 1, now None"
 
 
 def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
