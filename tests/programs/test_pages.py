@@ -249,7 +249,11 @@ def test_hooks_and_workflow_call_the_scripts_that_ci_runs() -> None:
         assert not script_fault(hook["entry"].split()[1], hook["entry"].split()[2:])
 
 
-@pytest.mark.parametrize(("added", "code"), [("", 0), ("[x](nowhere.md)", 1), ("[x](training.md#nothing)", 1)])
+@pytest.mark.parametrize(("added", "code"), [
+    pytest.param("", 0, marks=pytest.mark.slow),
+    pytest.param("[x](nowhere.md)", 1, marks=pytest.mark.slow),
+    ("[x](training.md#nothing)", 1),
+])  # fmt: skip
 def test_the_check_of_pages_fails_on_a_link_that_leads_nowhere(added: str, code: int, tmp_path: Path) -> None:
     line = next(line for line in (ROOT / "scripts" / "check.sh").read_text().splitlines() if " pages) " in line)
     command = line.partition("mkdocs ")[2].partition(" ;;")[0].split()

@@ -27,6 +27,7 @@ def run(*words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(900)
 def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -> None:

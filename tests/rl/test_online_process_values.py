@@ -230,6 +230,7 @@ def test_a_minibatch_without_states_leaves_the_model_alone(tiny_policy: Path) ->
     assert sums.means()["value_grad_norm"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_critic_of_another_tokenizer_is_refused_in_one_line(
         check_same_tokenizer(tokenizer, str(published_reward_model), "critic")
 
 
+@pytest.mark.slow
 def test_problems_in_epochs_come_once_each_also_over_a_resume(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

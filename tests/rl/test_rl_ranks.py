@@ -107,6 +107,7 @@ def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+@pytest.mark.slow
 def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: Path, tmp_path: Path) -> None:
     run(tiny_policy, tmp_path / "one", 1, "vineppo")
     run(tiny_policy, tmp_path / "two", 2, "vineppo")
@@ -116,6 +117,7 @@ def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: P
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+@pytest.mark.slow
 def test_a_process_reward_model_trained_along_on_two_ranks_equals_that_of_one(
     tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_tokens_are_never_older_than_allowed_and_every_one_ends_in_the_ledger(
     assert sorted(asked) == sorted(f"rl-{k}" for k in range(6) for _ in range(6))  # each batch once, whole
 
 
+@pytest.mark.slow
 def test_engines_that_cannot_take_weights_in_flight_are_left_alone_meanwhile(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ class Caching(InFlight):
         self.is_cached, self.is_slow = False, True
 
 
+@pytest.mark.slow
 def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -235,6 +237,7 @@ def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     assert len(read_metrics(tmp_path / "run")) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -445,6 +448,7 @@ def test_versions_of_what_a_stop_string_took_off_are_not_the_rollouts(
     assert (rollout.policy_version, set(rollout.token_versions)) == (3, {3})
 
 
+@pytest.mark.slow
 def test_tokens_of_rollouts_that_come_during_an_evaluation_are_counted_and_those_of_the_evaluation_are_not(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def parts(tiny_policy: Path, task: WordArithmetic, tokenizer: Any) -> tuple[Path
     return tiny_policy, task, tokenizer, RepeatableServer(tiny_policy, 128)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_has_every_iteration_once(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

@@ -298,6 +298,7 @@ def test_a_branch_is_a_whole_solution_with_the_steps_of_all_of_it(task: WordArit
     assert [len(group.rollouts) for group in groups] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_on_trees_is_resumed_and_ends_with_equal_parameters(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

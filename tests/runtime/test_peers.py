@@ -205,6 +205,7 @@ def test_the_launcher_starts_a_run_again_that_lost_a_rank_and_no_other(tmp_path:
         assert said.count("started again (1 of 1)") == starts - 1, said
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_stopped_between_two_starts_ends_with_that(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import sys; sys.exit(3)")
     log = tmp_path / "stopped.log"

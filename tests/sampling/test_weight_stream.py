@@ -366,6 +366,7 @@ sender.close()
     assert (found.returncode, found.stdout) == (0, "broken\n")
 
 
+@pytest.mark.slow
 def test_a_program_may_end_at_once_behind_a_delivery() -> None:
     """A group that is let go in another thread while the program ends would abort it."""
     program = f"""

@@ -131,6 +131,7 @@ def test_settings_of_an_export_that_cannot_work_are_refused(tmp_path: Path) -> N
             ExportModel(str(tmp_path)).inputs()
 
 
+@pytest.mark.slow
 def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list[str], tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
     printed = run(TRAINER, log, *settings, f"output_dir={run_dir}", "lora=dora", "lora.rank=4")
