@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from espalier.data.search_tree import SearchTree
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
+from espalier.runtime.errors import exit_code_of
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
@@ -30,6 +33,22 @@ from tests.support.search_job import NUM_PROBLEMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 METHODS = sorted(path.stem for path in (CONF / "search").glob("*.yaml") if path.stem not in ("base", "none"))
+
+
+SearchHere = Callable[..., int]
+
+
+@pytest.fixture
+def search_here(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> SearchHere:
+    """`search_here(output, *overrides)` runs a job in this process; its exit code."""
+    monkeypatch.setattr(job, "build", job.build)  # `search_job` replaces it
+
+    def run(output: Path, *overrides: str) -> int:
+        with monkeypatch.context() as again:
+            again.setattr(job, "build", job.build)
+            return search_job.main(str(tiny_policy), str(output), "0.0", *overrides)
+
+    return run
 
 
 def command(policy: Path, output: Path, seconds: float, *overrides: str) -> list[str]:
@@ -74,10 +93,9 @@ def test_searches_that_are_killed_at_random_moments_hold_every_problem_once(tiny
     assert (output.read_bytes(), trees_path(output).read_bytes()) == before
 
 
-def test_a_tree_names_the_reward_that_it_was_scored_by(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_tree_names_the_reward_that_it_was_scored_by(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
-    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=outcome")
-    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    assert search_here(output, "scorer@search.scorer=outcome") == 0
     assert {tree.scorer for tree in check_files(output)[1]} == {"OutcomeReward"}
 
 
@@ -99,45 +117,42 @@ def test_a_budget_of_seconds_cuts_searches_and_another_one_is_refused_for_a_file
         search_job.main(*asked, "search.budget.seconds=5")
 
 
-def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, tmp_path: Path) -> None:
+def test_another_method_is_refused_for_a_file_that_was_begun(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
-    assert subprocess.run(command(tiny_policy, output, 0.0), cwd=ROOT, timeout=120).returncode == 0
+    assert search_here(output) == 0
     (tmp_path / "found.meta.json").write_text(
         (tmp_path / "found.meta.json").read_text().replace('"is_complete": true', '"is_complete": false')
     )
-    other = subprocess.run(
-        command(tiny_policy, output, 0.0, "search=dvts"), cwd=ROOT, timeout=120, capture_output=True, text=True
-    )
-    assert other.returncode != 0
-    assert "made otherwise" in other.stderr
+    with pytest.raises(BadInput, match="made otherwise"):
+        search_here(output, "search=dvts")
 
 
 def test_a_reward_model_that_was_trained_again_is_refused_for_a_file_that_was_begun(
-    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path
 ) -> None:
     output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
     shutil.copytree(tiny_prm, prm)
-    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=process", f"search.scorer.path={prm}")
-    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    asked = ("scorer@search.scorer=process", f"search.scorer.path={prm}")
+    assert search_here(output, *asked) == 0
     model = load_process_reward(str(prm))
     torch.nn.init.constant_(model.get_parameter("score.bias"), 1.0)
     model.save_pretrained(prm)
-    again = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-    assert again.returncode != 0
-    assert f"its input {prm} has changed" in again.stderr
+    with pytest.raises(BadInput, match=re.escape(f"its input {prm} has changed")):
+        search_here(output, *asked)
 
 
-def test_a_reward_model_of_another_tokenizer_is_refused(tiny_policy: Path, tiny_prm: Path, tmp_path: Path) -> None:
+def test_a_reward_model_of_another_tokenizer_is_refused(
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path
+) -> None:
     output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
     shutil.copytree(tiny_prm, prm)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (prm / file).unlink()
     build_tokenizer(["quite other words"], 300).save_pretrained(prm)
     for scorer, key in (("process", "path"), ("outcome_model", "reward.path")):
-        asked = command(tiny_policy, output, 0.0, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
-        found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-        assert found.returncode != 0
-        assert "has another tokenizer than the policy" in found.stderr
+        with pytest.raises(Exception, match="has another tokenizer than the policy") as caught:
+            search_here(output, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
+        assert exit_code_of(caught.value) == 2
 
 
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
