@@ -78,6 +78,7 @@ def share(logits: torch.Tensor, good: int, bad: int) -> float:
     return float(torch.softmax(logits[[good, bad]], dim=0)[0])
 
 
+@pytest.mark.slow
 def test_tokens_of_math_shepherd_are_those_of_its_card(tokenizers: dict[str, Any]) -> None:
     """Mistral's vocabulary is Math-Shepherd's: `+` 648, `-` 387, `ки` 12902."""
     pieces = tokenizers["pieces"]

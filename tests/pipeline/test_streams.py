@@ -241,6 +241,7 @@ def test_memory_does_not_grow_with_the_rows(
     assert peaks[1] < 1.5 * peaks[0] + 100_000
 
 
+@pytest.mark.slow
 def test_memory_of_scored_responses_does_not_grow_with_the_rows(tiny_prm: Path, tmp_path: Path) -> None:
     """Beside the network: its tensors are not counted, what is read and kept is."""
     peaks = []

@@ -230,7 +230,6 @@ def test_a_minibatch_without_states_leaves_the_model_alone(tiny_policy: Path) ->
     assert sums.means()["value_grad_norm"] == 0.0
 
 
-@pytest.mark.slow
 def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -239,7 +238,7 @@ def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
         critic = CriticConfig(learning_rate=3e-3, warmup_steps=2, schedule="linear", **LIKELIHOOD)
         return make_trainer(
             tiny_policy, task, tokenizer, tmp_path / folder, dies_at, estimator, num_lines=2, critic=critic,
-            num_iterations=3, num_epochs=1, evaluation_every=0, save_every=2,
+            num_iterations=3, rollout_num_problems=2, minibatch_size=4, num_epochs=1, evaluation_every=0, save_every=2,
         )  # fmt: skip
 
     whole = make("whole")

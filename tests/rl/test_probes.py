@@ -476,6 +476,7 @@ def test_a_misspelt_reaction_is_refused() -> None:
         Watch(RLConfig(probes=ProbesConfig(on_fault="ignore")), None, PARAMS, Tokens())
 
 
+@pytest.mark.slow
 def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -786,6 +787,7 @@ def test_padding_that_is_no_number_never_enters() -> None:
     assert float(total) == pytest.approx(-math.exp(0.5))
 
 
+@pytest.mark.slow
 def test_an_update_says_how_its_tokens_were_weighed(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_new_weights_change_what_the_repeatable_server_samples_and_old_ones_brin
     assert server.sample(body) == first
 
 
+@pytest.mark.slow
 def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_what_an_iteration_generates_is_counted_whatever_it_is_for(
         assert row["sampling/tokens"] == row["rollout/drawn_tokens"] + row["estimate/completion_tokens"]
 
 
+@pytest.mark.slow
 def test_what_further_estimators_cost_ends_no_run_sooner(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -249,6 +251,7 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_with_the_best_accuracy_is_kept(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -153,7 +153,8 @@ ONE_PASS: dict[str, Any] = {"num_iterations": 3, "rollout_num_problems": 3, "num
 COUNTED = ("samples/completions", "samples/completion_tokens")
 
 
-@pytest.mark.parametrize("update", [{}, pytest.param({"minibatch_size": 6, "num_epochs": 2}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("update", [{}, {"minibatch_size": 6, "num_epochs": 2}])
 def test_a_run_learns_the_same_bits_whatever_else_is_estimated(
     update: dict[str, Any], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

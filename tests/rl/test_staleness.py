@@ -57,6 +57,7 @@ class Timed(FakeClient):
     begun: list[str]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_staleness", "units"), [(0, 14), (1, 8)])
 def test_seven_iterations_of_a_second_each_way_take_eight_units_ahead_and_fourteen_in_turn(
     max_staleness: int, units: int, task: WordArithmetic, tokenizer: Any
@@ -275,6 +276,7 @@ class _Calls:
         return getattr(self._source, name)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_dies_in_a_batch_drawn_ahead_ends_the_run(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -462,6 +464,7 @@ async def fails() -> float:
     return 1 / 0
 
 
+@pytest.mark.slow
 def test_metrics_of_an_asynchronous_run_are_defined(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

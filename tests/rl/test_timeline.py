@@ -54,6 +54,7 @@ def seconds_by_phase(events: Sequence[TimelineEvent]) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_phases_of_an_iteration_lie_within_it_one_after_the_other_and_have_the_seconds_of_metrics(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

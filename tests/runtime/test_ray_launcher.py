@@ -147,6 +147,7 @@ def test_a_signal_goes_on_to_the_ranks_which_save(cluster: Any, tmp_path: Path) 
     assert_nothing_is_left(tmp_path, "waits")
 
 
+@pytest.mark.slow
 def test_ranks_end_with_a_launcher_that_is_killed(cluster: Any, tmp_path: Path) -> None:
     process = launched(cluster, tmp_path, "waits", num_ranks=2)
     wait_for(lambda: all(starts(tmp_path, "waits", rank) for rank in range(2)))

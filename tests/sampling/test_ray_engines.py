@@ -42,7 +42,6 @@ from espalier.sampling.client import Refused
 from espalier.sampling.engine_scorer import EngineScorer
 from espalier.sampling.ray_engines import RayEngines
 from tests.sampling.test_data_parallel_engines import TWO, opened, request, wait_until
-from tests.support.slow import slow_unless
 
 ray = pytest.importorskip("ray")
 
@@ -225,6 +224,7 @@ def test_an_actor_that_cannot_be_reached_for_a_while_is_asked_again(
             asyncio.run(call_actor(Handle(), "wait", patience=patience))
 
 
+@pytest.mark.slow
 def test_what_went_wrong_in_an_actor_is_named(cluster: Any) -> None:
     class Broken:
         async def work(self) -> None:
@@ -298,7 +298,8 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     assert time.monotonic() - started < 45
 
 
-@pytest.mark.parametrize("what", slow_unless(lambda what: what == "actor", ["process", "actor", "node"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["process", "actor", "node"])
 def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
     what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.processes.forked import exit_code, start_program
 from benchmarks.sampling.prefill import computed_tokens, engine_options
 from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
@@ -24,6 +25,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.errors import exit_code_of
+from espalier.runtime.process_lifetime import is_running
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
@@ -51,10 +53,6 @@ def search_here(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> SearchHer
     return run
 
 
-def command(policy: Path, output: Path, seconds: float, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "tests.support.search_job", str(policy), str(output), str(seconds), *overrides]
-
-
 def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
     """Every problem once in both files, and the tree's chosen node is the solution."""
     rows, trees = read_records(Trajectory, output), read_records(SearchTree, trees_path(output))
@@ -71,25 +69,29 @@ def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
 def test_searches_that_are_killed_at_random_moments_hold_every_problem_once(tiny_policy: Path, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     draw = random.Random(0)
-    started = command(tiny_policy, output, 0.15, "engine.concurrency=4")
+    log = tmp_path / "log"
+
+    def started() -> int:
+        settings = [str(tiny_policy), str(output), "0.15", "engine.concurrency=4"]
+        return start_program("tests/support/search_job.py", settings, log)
+
     num_killed = 0
     for _ in range(12):
-        process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        pid = started()
         began = time.monotonic()
-        while not output.exists() and process.poll() is None and time.monotonic() - began < 60:
+        while not output.exists() and is_running(pid) and time.monotonic() - began < 60:
             time.sleep(0.02)
         time.sleep(draw.uniform(0.0, 1.0) if num_killed else 0.8)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            num_killed += 1
-        process.wait()
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+        num_killed += exit_code(pid) == -signal.SIGKILL
         if num_killed == 3:
             break
     assert num_killed == 3
-    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0
+    assert exit_code(started()) == 0, log.read_text()
     check_files(output)
     before = output.read_bytes(), trees_path(output).read_bytes()
-    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0  # finished: nothing is asked
+    assert exit_code(started()) == 0  # finished: nothing is asked
     assert (output.read_bytes(), trees_path(output).read_bytes()) == before
 
 

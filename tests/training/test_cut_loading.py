@@ -76,7 +76,8 @@ def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
     assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
 
 
-@pytest.mark.parametrize("reference", ["online", pytest.param("precomputed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["online", "precomputed"])
 def test_preferences_with_a_cut_reference_are_learnt_as_by_one_process(
     reference: str, tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def settings(tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory
     return words.split()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_program_with_143_and_a_checkpoint_it_goes_on_from(
     settings: list[str], tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list
     assert (tmp_path / "3" / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     fixed = {

@@ -40,7 +40,7 @@ SETTINGS = f"""-cn train +examples@eval_examples=demonstrations model.attention=
     update.max_grad_norm=0.5
     optimizer.eps=1e-4 log_every=1 evaluation.every=1 checkpoints.save_every=2""".split()
 # Engines whose ranks hold parts of the weights.
-GATHERED = ["zero3", pytest.param("tensor_parallel", marks=pytest.mark.slow)]
+GATHERED = ["zero3", "tensor_parallel"]
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -152,11 +152,11 @@ def test_a_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "num_ranks"),
-    [("zero3", 2), *(pytest.param(name, ranks, marks=pytest.mark.slow) for name, ranks in
-                     (("zero3", 1), ("zero2", 2), ("zero2", 1), ("zero1", 2), ("zero3_offload", 2), ("zero0", 2),
-                      ("zero3 lora=lora lora.rank=2", 2)))],
+    [("zero3", 2), ("zero3", 1), ("zero2", 2), ("zero2", 1), ("zero1", 2), ("zero3_offload", 2), ("zero0", 2),
+     ("zero3 lora=lora lora.rank=2", 2)],
 )  # fmt: skip
 def test_a_zero_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
     engine: str, num_ranks: int, files: list[str], tmp_path: Path
@@ -246,7 +246,7 @@ def assert_equals_one_process_also_when_resumed(
 @pytest.mark.parametrize(
     "engine",
     slow_unless(
-        lambda engine: engine in ("zero3", "tensor_parallel"),
+        lambda engine: engine == "zero3",
         ["zero1 update.micro_batch_tokens=150", "zero3", "tensor_parallel", "zero0", "zero2", "zero1_offload",
          "zero2_offload", "zero3_offload"],
     ),
@@ -298,6 +298,7 @@ def test_a_launcher_that_is_stopped_has_its_ranks_save_and_ends_with_143(files: 
     assert find_damage(folder) == ""
 
 
+@pytest.mark.slow
 def test_deepspeed_needs_no_launcher_for_one_process(one_process: Path, files: list[str], tmp_path: Path) -> None:
     train_forked(tmp_path / "run", files, 1, "deepspeed=zero2")
     assert_same_run(one_process, tmp_path / "run", tolerance=1e-4)

@@ -102,6 +102,7 @@ def test_a_megabyte_is_read_in_time_on_either_side(kind: str) -> None:
             assert grade(case)[1] < LONGEST_SECONDS
 
 
+@pytest.mark.slow
 def test_no_tower_takes_longer_than_the_deadline_nor_equals_a_half() -> None:
     towers = [
         tower

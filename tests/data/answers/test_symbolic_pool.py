@@ -189,6 +189,7 @@ def test_the_pool_heals_when_the_forking_process_is_killed(pool: SymbolicPool) -
     assert verdicts.count("unparseable") <= pool.num_workers
 
 
+@pytest.mark.slow
 def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_after_stop() -> None:
     pool = SymbolicPool(num_workers=2)
     with ThreadPoolExecutor(8) as threads:
