@@ -242,7 +242,7 @@ def test_easy_to_hard_reads_empty_lines_and_the_end(tokenizers: dict[str, Any], 
     [
         ("versa", f"{QUESTION} \n\n", " \n\n\n\n", "", ("+", "-")),
         ("math_psa", f"{QUESTION} ", " \n\n\n\n\n", " ", (" +", " -")),
-        ("er_prm", f"{QUESTION} ", " ки", "", (" +", " -")),
+        pytest.param("er_prm", f"{QUESTION} ", " ки", "", (" +", " -"), marks=pytest.mark.slow),
     ],
 )
 def test_token_pairs_at_a_tag(
