@@ -46,6 +46,10 @@ _ONE_SERVER = ("test_asking.py", "test_judging.py", "test_live_engine.py", "test
                "test_pipeline.py", "test_server.py", "test_vllm_client.py")  # fmt: skip
 
 
+# The longest of the others.
+_LONG = ("test_configs.py", "test_ranks.py", "test_rl_ranks.py", "test_rl.py", "test_data_parallel_engines.py")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file is one worker's, and all files of `_ONE_SERVER` are."""
@@ -60,8 +64,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a real server first: the longest tests must not be the last to begin."""
-    long = {item.path for item in items if item.get_closest_marker("server")}
+    """Files with a real server first, and other long ones: the longest must not be the last to begin."""
+    long = {item.path for item in items if item.get_closest_marker("server") or item.path.name in _LONG}
     asking = {item.path.name for item in items if "real_server" in getattr(item, "fixturenames", ())}
     assert asking <= set(_ONE_SERVER), f"name them in _ONE_SERVER: {asking - set(_ONE_SERVER)}"
     items.sort(key=lambda item: item.path not in long)  # stable: the order within a file stays

@@ -152,7 +152,7 @@ def large(number: int, rng: random.Random, is_deep: bool) -> SearchTree:
     )
 
 
-@pytest.mark.parametrize("is_deep", [False, True])
+@pytest.mark.parametrize("is_deep", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ten_thousand_nodes_are_written_in_seconds_and_no_browser_s_depth_is_exceeded(
     is_deep: bool, tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_after_a_failure_the_method_is_left_alone_and_the_others_go_on() -> None
     assert (finished, failed, started) == ([1, 3, 5], [0], [0, 1, 3, 5])
 
 
+@pytest.mark.slow
 def test_every_row_of_the_plan_is_a_config_whose_estimator_takes_its_settings() -> None:
     plan = read_plan(PLAN)
     assert len(plan.methods) >= 10

@@ -108,6 +108,7 @@ def test_every_estimator_has_a_row_and_two_rows_differ_in_name() -> None:
     assert len({row.name for row in rows}) == len(rows)
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_run_say_why_and_others_have_their_settings(tiny_policy: Path) -> None:
     def config(row: Row, prm: Path | None = None) -> RLConfig | str:
         return config_of(row, ("task=word_arithmetic",), tiny_policy, prm)

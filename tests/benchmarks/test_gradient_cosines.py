@@ -107,7 +107,7 @@ def gradients(rng: torch.Generator, num: int, is_biased: bool) -> tuple[torch.Te
     return 2 * (same + turned) + noise(num, 2), same, exact
 
 
-@pytest.mark.parametrize("is_biased", [False, True])
+@pytest.mark.parametrize("is_biased", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_intervals_hold_the_true_cosines_in_nine_of_ten_samples(is_biased: bool) -> None:
     """That of the expected gradient is 1, or 1 / sqrt(2); that of a batch is simulated by 4,000 of them."""
     rng = torch.Generator().manual_seed(0)

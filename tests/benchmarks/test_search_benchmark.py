@@ -33,6 +33,7 @@ from espalier.values.tree_values import tree_step_values
 from tests.support.search_trees import TREE, changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_arm_is_built(method: str, size: int) -> None:

@@ -15,6 +15,7 @@ from benchmarks.sizes.tensor_memory import live_bytes, measured
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.slow
 def test_what_lives_before_and_the_most_within_are_counted_by_hand() -> None:
     before = live_bytes()
     kept = torch.zeros(1000)

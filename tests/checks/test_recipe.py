@@ -12,6 +12,7 @@ from espalier.data.records import BadInput
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from tests.runtime.test_configs import CONF, bind_components, compose_config
 from tests.support.scripts import ROOT
+from tests.support.slow import slow_unless
 
 KINDS = {"sft": "sft/demonstrations", "reward": "reward/step_values", "dpo": "dpo/preference_pairs",
          "ppo": "ppo/grpo_problem_file"}  # fmt: skip
@@ -59,20 +60,24 @@ def test_what_fits_nowhere_ends_with_its_remedy_and_adapters_go_to_four_bits() -
     assert preset("dpo", int(7.6e9), 8, False, Node(gpu_gib=141.0)) == ["size=dpo/7b", "deepspeed=zero1"]
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_preset_binds_to_the_experiment_of_its_kind_and_sets_its_rate(path: Path) -> None:
+@pytest.mark.parametrize("engine", ["zero3_offload", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "path",
+    slow_unless(lambda path: path.stem in ("7b", "lora"), PRESETS),
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_a_preset_binds_to_the_experiment_of_its_kind_and_sets_its_rate(path: Path, engine: str) -> None:
     kind = path.parent.name
     chosen = path.stem if path.stem[0].isdigit() else f"32b,{kind}/{path.stem}"
     size = f"[{kind}/{chosen}]" if "," in chosen else f"{kind}/{chosen}"
-    for engine in ("none", "zero3_offload"):
-        config = compose_config(CONF, f"exp/{KINDS[kind]}", f"size={size}", f"deepspeed={engine}")
-        assert "model" in bind_components(config)
-        assert config["update"].learning_rate > 0
-        assert config["update"].micro_batch_tokens >= 4096
-        assert config["model"].gradient_checkpointing
-        assert config["precision"] == "auto"  # bf16 on the GPUs that they are for
-        assert config["checkpoints"].save_every > 0
-        assert bool(config["lora"]) == ("lora" in path.stem)
+    config = compose_config(CONF, f"exp/{KINDS[kind]}", f"size={size}", f"deepspeed={engine}")
+    assert "model" in bind_components(config)
+    assert config["update"].learning_rate > 0
+    assert config["update"].micro_batch_tokens >= 4096
+    assert config["model"].gradient_checkpointing
+    assert config["precision"] == "auto"  # bf16 on the GPUs that they are for
+    assert config["checkpoints"].save_every > 0
+    assert bool(config["lora"]) == ("lora" in path.stem)
     assert re.search(r"\(.*20\d\d.*\)|TRL's documented", path.read_text()), "a rate without its source"
 
 
@@ -91,7 +96,7 @@ def test_rates_are_the_published_ones(kind: str) -> None:
 def test_every_objective_is_of_the_kind_whose_rates_it_takes() -> None:
     heads, imitation = {"bradley_terry", "outcome_reward", "process_reward"}, {"sft"}
     for path in sorted((CONF / "objective").glob("*.yaml")):
-        objective = compose_config(CONF, "train", f"objective={path.stem}")["objective"]
+        objective = compose_config(CONF / "objective", path.stem)
         kind = "reward" if path.stem in heads else "sft" if path.stem in imitation else "dpo"
         assert kind_of(TrainConfig(objective=objective)) == kind, path.stem
     assert kind_of(RLConfig()) == "ppo"

@@ -97,7 +97,7 @@ def related_rows() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("is_rounded", [False, True], ids=["", "rounded"])
-@pytest.mark.parametrize("fewest", [1, 3, 1000], ids="at once {}".format)
+@pytest.mark.parametrize("fewest", [1, pytest.param(3, marks=pytest.mark.slow), 1000], ids="at once {}".format)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize(("config", "network", "extra"), NETWORKS, ids=lambda value: getattr(value, "__name__", ""))
 def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(

@@ -40,7 +40,7 @@ CHOICES = {
     "phi3 with longrope": "packed", "gpt_oss": "packed", "falcon_h1": "padded", "lfm2": "padded", "llama4": "padded",
     "mamba": "padded", "bloom": "padded", "stablelm": "padded", "gptj": "padded",
 }  # fmt: skip
-OFTEN = ("llama", "qwen3_moe", "qwen3_next", "gemma3", "mistral", "gpt_oss", "falcon_h1", "lfm2", "phi3 with longrope")
+OFTEN = ("llama", "qwen3_moe", "gemma3", "mistral", "gpt_oss", "lfm2", "phi3 with longrope")
 ROWS = [[5, 9, 30, 31, 7], [5, 9, 30, 31, 8, 8, 12, 40], [40, 41]]
 
 

@@ -16,6 +16,7 @@ from espalier.models.published.table import PUBLISHED
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.export_classifier import ExportClassifier
 from espalier.pipeline.stage import StageContext
+from tests.support.slow import slow_unless
 
 SOLUTION = Solution("mia", "Mia has 3 apples and buys 4 more. How many now?",
                     ["Step 1: She begins with 3.", "Step 2: 3 + 4 = 7.", "Step 3: So \\boxed{7}."])  # fmt: skip
@@ -34,7 +35,7 @@ def scores(path: Path, layout: str) -> list[float]:
     return PublishedScorer(load_published(str(path), row), tokenizer, row, "fp32").scores([SOLUTION])[0]
 
 
-@pytest.mark.parametrize("layout", LINEAR)
+@pytest.mark.parametrize("layout", slow_unless(lambda layout: layout in ("reasoneval", "rlhflow", "pqm"), LINEAR))
 def test_a_published_model_of_one_layer_scores_alike_as_a_plain_classifier(
     layout: str, tokenizers: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from espalier.models.published.load import load_published, name_by_config, row_b
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED, PublishedPRM, deviate
 from espalier.runtime.manifest import weight_files
+from tests.support.slow import slow_unless
 
 QUESTION = "Mia has 3 apples and buys 4 more. How many now?"
 STEPS = ["Step 1: She begins with 3 apples.", "Step 2: 3 + 4 = 7, so she has 7.", "Step 3: The answer is \\boxed{7}."]
@@ -77,6 +78,7 @@ def share(logits: torch.Tensor, good: int, bad: int) -> float:
     return float(torch.softmax(logits[[good, bad]], dim=0)[0])
 
 
+@pytest.mark.slow
 def test_tokens_of_math_shepherd_are_those_of_its_card(tokenizers: dict[str, Any]) -> None:
     """Mistral's vocabulary is Math-Shepherd's: `+` 648, `-` 387, `ки` 12902."""
     pieces = tokenizers["pieces"]
@@ -202,7 +204,7 @@ def test_skywork_reads_a_value_at_the_newline_behind_every_line(tokenizers: dict
     assert_exact(tmp_path, "skywork", torch.sigmoid(values[:, 0]).tolist(), [*STEPS, "Two\nlines."])
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_reasoneval_of_three_classes(has_bias: bool, tokenizers: dict[str, Any], tmp_path: Path) -> None:
     pieces, size = tokenizers["pieces"], SIZES["hidden_size"]
     head = {"score_head.weight": torch.randn(3, size) / 8} | ({"score_head.bias": torch.randn(3)} if has_bias else {})
@@ -240,7 +242,7 @@ def test_easy_to_hard_reads_empty_lines_and_the_end(tokenizers: dict[str, Any], 
     [
         ("versa", f"{QUESTION} \n\n", " \n\n\n\n", "", ("+", "-")),
         ("math_psa", f"{QUESTION} ", " \n\n\n\n\n", " ", (" +", " -")),
-        ("er_prm", f"{QUESTION} ", " ки", "", (" +", " -")),
+        pytest.param("er_prm", f"{QUESTION} ", " ки", "", (" +", " -"), marks=pytest.mark.slow),
     ],
 )
 def test_token_pairs_at_a_tag(
@@ -350,7 +352,7 @@ def shard(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "files of torch", "one file of torch"])
-@pytest.mark.parametrize("name", ["qwen", "skywork", "trl"])
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "qwen", ["qwen", "skywork", "trl"]))
 def test_weights_in_several_files_give_the_scores_of_one(
     name: str, kind: str, tokenizers: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -665,6 +665,7 @@ def test_no_held_out_problem_is_refused(tmp_path: Path) -> None:
 # --- published samples --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_eight_published_samples_of_a_hundred_problems(datasets_dir: Path, tmp_path: Path) -> None:
     path = datasets_dir / "recorded_outputs" / "qwen25math_math_cot_100x8.jsonl.gz"
     if not path.is_file():

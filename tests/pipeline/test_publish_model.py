@@ -165,6 +165,7 @@ def test_counts_and_hash_of_data_that_changed_since_the_training_are_not_given(r
     assert "| `step_values.jsonl` | not known | changed since, or not there |" in card_of(run)
 
 
+@pytest.mark.slow
 def test_a_config_beside_a_model_that_is_no_run_of_ours_is_neither_read_nor_published(run: Path, hub: Any) -> None:
     (run.parent / "provenance.yaml").unlink()
     (run.parent / "config.yaml").write_text("model: ours\nwandb_key: secret_of_ada\n")
@@ -276,6 +277,7 @@ def test_model_card_run_and_data_reach_the_hub_and_name_one_another_and_the_toke
     assert "hf_secret_of_ada" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_hidden_files_checkpoints_and_the_folder_of_an_adapters_base_stay_here(run: Path, hub: Any) -> None:
     (run / ".git").mkdir()
     (run / ".git" / "config").write_text("url = https://ada:hf_secret_of_ada@huggingface.co/ada/prm")
@@ -310,6 +312,7 @@ def test_weights_that_a_loader_would_prefer_to_the_runs_own_are_not_published(ru
         card_of(run, repository="ada/prm")
 
 
+@pytest.mark.slow
 def test_data_that_the_model_was_not_trained_on_are_warned_of(run: Path, hub: Any) -> None:
     other = run.parent.parent / "other.jsonl"
     other.write_text('{"id": "c"}\n')
@@ -318,6 +321,7 @@ def test_data_that_the_model_was_not_trained_on_are_warned_of(run: Path, hub: An
     assert "other.jsonl is not what the model's run was trained on, as far as its provenance.yaml says" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses_ends_with_one_line_and_no_card_so_that_the_command_can_be_run_again(
     run: Path, hub: Any
 ) -> None:

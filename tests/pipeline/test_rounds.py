@@ -360,6 +360,7 @@ def state_of(run: Path) -> dict[str, int]:
 COMMON = [f"num_problems={NUM_PROBLEMS}", "num_samples=4", "num_completions=2", "num_dev=8"]
 
 
+@pytest.mark.slow
 def test_restem_starts_each_round_from_the_first_policy_and_samples_from_the_chosen_checkpoint(
     script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -384,6 +385,7 @@ def test_restem_starts_each_round_from_the_first_policy_and_samples_from_the_cho
     assert [row["round"] for row in json.loads((run / "rounds.json").read_text())["rounds"]] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_process_dpo_goes_on_from_the_last_policy_with_a_reward_model_of_each_round(
     script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_a_model_whose_weights_are_files_of_torch_is_scored_by_the_program(
     assert read_records(StepScores, tmp_path / "out.jsonl") == expected
 
 
+@pytest.mark.slow
 def test_two_ranks_score_what_one_process_does(two_classes: Path, tmp_path: Path) -> None:
     """Each takes 64 neighbours, then the next ones are the other's."""
     rows = [replace(row, id=f"{row.id}-{n}", question=f"{row.question} ({n})") for n in range(40) for row in ROWS]

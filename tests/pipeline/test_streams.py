@@ -53,6 +53,7 @@ from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
 from espalier.runtime.errors import exit_code_of
 from espalier.values.monte_carlo import distinct_states, finished
+from tests.support.slow import slow_unless
 
 
 def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, padding: str = "") -> Path:
@@ -212,6 +213,10 @@ def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_
     assert {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in written.items()} == OF_ALL_ROWS
 
 
+# Stages that draw, pair or compare so much that tracing their memory takes long.
+COSTLY = ("evaluate_prm_benchmarks", "prm_calibration", "label_by_contrast", "check_pairs")
+
+
 @pytest.fixture(scope="module")
 def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Files of 20 and of 100 problems, with long texts."""
@@ -219,7 +224,7 @@ def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_files(small, 20, padding="x" * 1_000), make_files(large, 100, padding="x" * 1_000)
 
 
-@pytest.mark.parametrize("name", list(OF_ALL_ROWS))
+@pytest.mark.parametrize("name", slow_unless(lambda name: name not in COSTLY, OF_ALL_ROWS))
 def test_memory_does_not_grow_with_the_rows(
     name: str, two_sizes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +242,7 @@ def test_memory_does_not_grow_with_the_rows(
     assert peaks[1] < 1.5 * peaks[0] + 100_000
 
 
+@pytest.mark.slow
 def test_memory_of_scored_responses_does_not_grow_with_the_rows(tiny_prm: Path, tmp_path: Path) -> None:
     """Beside the network: its tensors are not counted, what is read and kept is."""
     peaks = []
@@ -276,6 +282,7 @@ def test_memory_of_an_import_does_not_grow_with_the_rows(
     assert peaks[1] < 1.2 * peaks[0] + 50_000
 
 
+@pytest.mark.slow
 def test_what_sqlite_holds_of_an_index_is_bounded_by_its_cache(tmp_path: Path) -> None:
     """100,000 and 250,000 rows, each in a process of its own."""
     peaks = [_peak_of_index(tmp_path / f"{number}.jsonl", number) for number in (100_000, 250_000)]

@@ -30,6 +30,7 @@ def test_a_program_that_is_none_is_one_line(
     )
 
 
+@pytest.mark.slow
 def test_a_wheel_serves_programs_and_functions_from_another_directory(tmp_path: Path) -> None:
     wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)

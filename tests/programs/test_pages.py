@@ -25,6 +25,7 @@ from espalier.runtime import schemas
 from espalier.runtime.entrypoint import find_component
 from espalier.runtime.help import explanations, topics_of
 from tests.support.page_commands import CONF, PAGES, ROOT, Command, commands, fault, script_fault, spans
+from tests.support.slow import slow_unless
 
 COMMANDS = {page.name: sorted(set(commands(page)), key=str) for page in PAGES}
 DOCS = ROOT / "docs"
@@ -44,7 +45,11 @@ def context(output: str = "page.md") -> StageContext:
     return StageContext(None, Path(output), 10.0)
 
 
-@pytest.mark.parametrize("page", [name for name, found in COMMANDS.items() if found])
+# What a reader begins with. Names of configs and settings on all pages are looked up without composing them below.
+FIRST = ("README.md", "index.md", "quickstart.md", "walk.md", "process_rewards.md", "training.md", "reinforcement.md")
+
+
+@pytest.mark.parametrize("page", slow_unless(FIRST.__contains__, [name for name, found in COMMANDS.items() if found]))
 def test_every_command_of_a_page_exists_and_takes_its_settings(page: str) -> None:
     wrong = [f"{command}: {reason}" for command in COMMANDS[page] if (reason := fault(command))]
     assert not wrong, "\n".join(wrong)
@@ -249,7 +254,11 @@ def test_hooks_and_workflow_call_the_scripts_that_ci_runs() -> None:
         assert not script_fault(hook["entry"].split()[1], hook["entry"].split()[2:])
 
 
-@pytest.mark.parametrize(("added", "code"), [("", 0), ("[x](nowhere.md)", 1), ("[x](training.md#nothing)", 1)])
+@pytest.mark.parametrize(("added", "code"), [
+    pytest.param("", 0, marks=pytest.mark.slow),
+    pytest.param("[x](nowhere.md)", 1, marks=pytest.mark.slow),
+    pytest.param("[x](training.md#nothing)", 1, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_the_check_of_pages_fails_on_a_link_that_leads_nowhere(added: str, code: int, tmp_path: Path) -> None:
     line = next(line for line in (ROOT / "scripts" / "check.sh").read_text().splitlines() if " pages) " in line)
     command = line.partition("mkdocs ")[2].partition(" ;;")[0].split()

@@ -111,7 +111,7 @@ def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("task", [[], ["task=word_arithmetic"]])
+@pytest.mark.parametrize("task", [pytest.param([], marks=pytest.mark.slow), ["task=word_arithmetic"]])
 def test_a_published_reward_model_is_measured_with_and_without_a_task(task: list[str], script: Script) -> None:
     (script.checkout / "b").mkdir()
     commands = stages(script("prm=a", "file=f", "samples=s", "run=b", *task, name="prm_benchmark.sh"))
@@ -182,7 +182,7 @@ def test_the_embedded_tasks_are_those_that_read_no_file() -> None:
     assert listed
     made = set()
     for path in (CONF / "task").glob("*.yaml"):
-        target = compose_config(CONF, "sample", f"task={path.stem}")["task"]["_target_"]
+        target = compose_config(CONF / "task", path.stem)["_target_"]
         if "path" not in inspect.signature(find_component(target)).parameters:
             made.add(path.stem)
     assert set(listed[1].split()) == made

@@ -73,7 +73,7 @@ def test_a_run_names_them_by_its_reward(more: list[str], tiny_prm: Path) -> None
     assert type(engines.client).__name__ == ("RayEngines" if more else "DataParallelEngines")
 
 
-@pytest.mark.parametrize("num_rows", [1000, 40])
+@pytest.mark.parametrize("num_rows", [pytest.param(1000, marks=pytest.mark.slow), 40])
 def test_a_run_ends_them_whether_it_comes_to_its_end_or_not(
     num_rows: int, tiny_prm: Path, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

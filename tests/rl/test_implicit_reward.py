@@ -189,8 +189,8 @@ def test_a_range_of_accuracies_needs_rounds_that_replace() -> None:
 
 @pytest.mark.parametrize("settings", [
     {"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3, update="before")},
-    {"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3, update="after", reference="policy"),
-     "kl": KLConfig(coefficient=0.01)},
+    pytest.param({"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3, update="after", reference="policy"),
+                  "kl": KLConfig(coefficient=0.01)}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_prime_stopped_and_resumed_ends_with_equal_parameters(
     settings: dict[str, Any], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path

@@ -60,10 +60,17 @@ def rows_of(
     return read_metrics(run_dir), estimator
 
 
-def test_scores_penalty_and_what_is_left_add_up_and_the_penalty_is_the_coefficient_times_k1(
-    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
-) -> None:
-    rows, estimator = rows_of(tmp_path / "run", tiny_policy, task, tokenizer)
+Run = tuple[list[dict[str, float]], SeesRewards]
+
+
+@pytest.fixture(scope="module")
+def plain_run(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of `rows_of` without changes."""
+    return rows_of(tmp_path_factory.mktemp("plain") / "run", tiny_policy, task, tokenizer)
+
+
+def test_scores_penalty_and_what_is_left_add_up_and_the_penalty_is_the_coefficient_times_k1(plain_run: Run) -> None:
+    rows, estimator = plain_run
     for row, (rewards, mask) in zip(rows, estimator.seen, strict=True):
         assert row["kl/net_reward"] == pytest.approx(row["rollout/reward"] + row["kl/penalty_in_reward"], abs=1e-6)
         assert row["kl/net_reward"] == pytest.approx(float(rewards.sum()) / len(mask), abs=1e-6)
@@ -74,11 +81,8 @@ def test_scores_penalty_and_what_is_left_add_up_and_the_penalty_is_the_coefficie
     assert rows[-1]["kl/k2"] > 0
 
 
-def test_the_loss_is_the_policys_and_its_coefficient_times_the_critics(
-    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
-) -> None:
-    rows, _ = rows_of(tmp_path / "run", tiny_policy, task, tokenizer)
-    for row in rows:
+def test_the_loss_is_the_policys_and_its_coefficient_times_the_critics(plain_run: Run) -> None:
+    for row in plain_run[0]:
         assert row["update/value_loss"] > 0
         assert row["update/loss"] == pytest.approx(row["update/surrogate_loss"] + 0.1 * row["update/value_loss"])
 
@@ -87,7 +91,8 @@ def test_a_penalty_in_the_loss_and_a_bonus_are_in_the_loss_too(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     loss = KLConfig(coefficient=0.3, kind="k3", place="loss")
-    changes: dict[str, Any] = {"kl": loss, "entropy_bonus": 0.01, "evaluation_every": 0, "save_every": 0}
+    changes: dict[str, Any] = {"kl": loss, "entropy_bonus": 0.01, "evaluation_every": 0, "save_every": 0,
+                               "num_iterations": 2}  # fmt: skip
     make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **changes).run()
     for row in read_metrics(tmp_path / "run"):
         parts = row["update/surrogate_loss"] + 0.3 * row["update/kl_reference"] - row["update/entropy_bonus"]
@@ -95,9 +100,9 @@ def test_a_penalty_in_the_loss_and_a_bonus_are_in_the_loss_too(
 
 
 def test_rewards_are_whitened_around_their_mean_behind_the_penalty(
-    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+    plain_run: Run, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    plain, before = rows_of(tmp_path / "plain", tiny_policy, task, tokenizer, num_iterations=1)
+    plain, before = plain_run
     rows, after = rows_of(tmp_path / "run", tiny_policy, task, tokenizer, num_iterations=1, whitens_rewards=True)
     (given, mask), (found, _) = before.seen[0], after.seen[0]
     assert float(found.std()) == pytest.approx(1.0, abs=1e-4)
@@ -160,6 +165,7 @@ def test_a_critic_of_another_tokenizer_is_refused_in_one_line(
         check_same_tokenizer(tokenizer, str(published_reward_model), "critic")
 
 
+@pytest.mark.slow
 def test_problems_in_epochs_come_once_each_also_over_a_resume(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

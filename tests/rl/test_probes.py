@@ -349,7 +349,7 @@ def test_clean_rollouts_with_the_noise_of_bf16_pass(tiny_policy: Path) -> None:
     assert abs(found["engine/gap_bias"]) < 5e-3
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("temperature", [0.7, pytest.param(1.3, marks=pytest.mark.slow)])
 def test_an_engine_that_says_raw_log_probs_is_named(tiny_policy: Path, temperature: float) -> None:
     model = sharp_policy(tiny_policy)
     say = lambda prompt, response: rollout_logprobs(model, prompt, response)  # noqa: E731
@@ -476,6 +476,7 @@ def test_a_misspelt_reaction_is_refused() -> None:
         Watch(RLConfig(probes=ProbesConfig(on_fault="ignore")), None, PARAMS, Tokens())
 
 
+@pytest.mark.slow
 def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -504,7 +505,9 @@ def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
 
 
-@pytest.mark.parametrize("one_pass", [{}, {"num_epochs": 1, "minibatch_size": 24}])
+@pytest.mark.parametrize(
+    "one_pass", [{}, pytest.param({"num_epochs": 1, "minibatch_size": 24}, marks=pytest.mark.slow)]
+)
 def test_what_a_probe_stops_has_saved_nothing(
     one_pass: dict[str, int], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -784,6 +787,7 @@ def test_padding_that_is_no_number_never_enters() -> None:
     assert float(total) == pytest.approx(-math.exp(0.5))
 
 
+@pytest.mark.slow
 def test_an_update_says_how_its_tokens_were_weighed(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -814,7 +818,8 @@ def test_bounds_of_a_ratio_that_do_not_exist_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight"), [({"tis_floor": 0.5}, 0.5), ({"correction": "mask", "tis_floor": 0.5}, 0)]
+    ("settings", "weight"),
+    [pytest.param({"tis_floor": 0.5}, 0.5, marks=pytest.mark.slow), ({"correction": "mask", "tis_floor": 0.5}, 0)],
 )
 def test_an_update_weighs_by_the_bounds_that_are_set(
     settings: dict[str, Any], weight: float, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path

@@ -83,6 +83,7 @@ def test_what_is_left_out_is_said_and_counted(caplog: pytest.LogCaptureFixture) 
         fit_window(Lines(), Lines(), "dev", problems, window=9, max_tokens=5).check()
 
 
+@pytest.mark.slow
 def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_run(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ from tests.support.rl_cases import (
     read_metrics,
 )
 from tests.support.root_config import root_config
+from tests.support.slow import slow_unless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -404,7 +405,7 @@ def test_the_canary_catches_a_stale_weight(tiny_policy: Path) -> None:
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("stale_number", [0, 1])
+@pytest.mark.parametrize("stale_number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_stale_engine_of_several_is_caught(stale_number: int, tiny_policy: Path) -> None:
     model = perturbed(tiny_policy, ["lm_head.weight"])
     stale = [["lm_head.weight"] if number == stale_number else [] for number in range(2)]
@@ -433,8 +434,8 @@ def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> Non
 
 @pytest.mark.parametrize(("more", "steps"), [
     ({"save_every": 1, "evaluation_every": 0}, []),
-    ({"save_every": 0, "evaluation_every": 1}, [0]),
-    ({"save_every": 0, "evaluation_every": 0}, [1]),
+    pytest.param({"save_every": 0, "evaluation_every": 1}, [0], marks=pytest.mark.slow),
+    pytest.param({"save_every": 0, "evaluation_every": 0}, [1], marks=pytest.mark.slow),
 ], ids=["before a checkpoint", "before an evaluation", "beside the next rollouts"])  # fmt: skip
 def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_it(
     more: dict[str, int], steps: list[int], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
@@ -472,14 +473,17 @@ def test_delivery_is_proven_for_every_parameter_at_once(tiny_policy: Path) -> No
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "lm_head.weight",
-        "model.embed_tokens.weight",
-        "model.norm.weight",
-        "model.layers.0.input_layernorm.weight",
-        "model.layers.1.self_attn.k_proj.weight",
-        "model.layers.1.mlp.down_proj.weight",
-    ],
+    slow_unless(
+        lambda name: name in ("lm_head.weight", "model.layers.1.self_attn.k_proj.weight"),
+        [
+            "lm_head.weight",
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+            "model.layers.0.input_layernorm.weight",
+            "model.layers.1.self_attn.k_proj.weight",
+            "model.layers.1.mlp.down_proj.weight",
+        ],
+    ),
 )
 def test_a_parameter_that_delivery_does_not_reach_is_named_at_start_up(tiny_policy: Path, name: str) -> None:
     sync = make_sync(FakeEngine(tiny_policy, stale=[name]))
@@ -487,6 +491,7 @@ def test_a_parameter_that_delivery_does_not_reach_is_named_at_start_up(tiny_poli
         asyncio.run(sync.prove_delivery(load_policy(str(tiny_policy), "eager")))
 
 
+@pytest.mark.slow
 def test_the_proof_of_a_deep_network_costs_as_many_passes_as_that_of_a_shallow_one(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_a_policy_leaves_its_reference_is_served_averaged_and_resumed(
     lora: Any, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path

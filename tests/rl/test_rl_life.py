@@ -57,7 +57,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["ppo", pytest.param("spo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ppo", "spo"])
 def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
     kind: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_new_weights_change_what_the_repeatable_server_samples_and_old_ones_brin
     assert server.sample(body) == first
 
 
+@pytest.mark.slow
 def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_evaluations_since_the_first_best_one_are_counted() -> None:
     assert evaluations_since_best([0.3, 0.3, 0.3]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -212,6 +215,7 @@ def test_what_an_iteration_generates_is_counted_whatever_it_is_for(
         assert row["sampling/tokens"] == row["rollout/drawn_tokens"] + row["estimate/completion_tokens"]
 
 
+@pytest.mark.slow
 def test_what_further_estimators_cost_ends_no_run_sooner(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
@@ -230,6 +234,7 @@ def test_what_further_estimators_cost_ends_no_run_sooner(
     assert spent(path) == (0.0, 2.0)
 
 
+@pytest.mark.slow
 def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -246,6 +251,7 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_with_the_best_accuracy_is_kept(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

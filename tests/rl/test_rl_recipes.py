@@ -25,6 +25,7 @@ from espalier.rl.trainer_from_config import make_client, make_trainer
 from espalier.runtime.entrypoint import register_schemas
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.ray_engines import RayEngines
+from tests.support.slow import slow_unless
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 VINE = {
@@ -197,7 +198,9 @@ def tiny_reward_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", slow_unless(lambda name: name in ("ppo_tulu_8b", "prime_eurus", "vineppo_rho_math"), RECIPES)
+)
 def test_a_published_rl_recipe_loads_with_tiny_models(
     name: str, tiny_policy: Path, tiny_reward_model: Path, tmp_path: Path
 ) -> None:
@@ -228,8 +231,8 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     assert (len(trainer.update.learners) == 2) == (name.split("_")[0] in ("ppo", "prime"))
 
 
-@pytest.mark.parametrize("size", ["rho", "deepseek"])
-@pytest.mark.parametrize("task", ["math", "gsm8k"])
+@pytest.mark.parametrize("size", ["rho", pytest.param("deepseek", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", [pytest.param("math", marks=pytest.mark.slow), "gsm8k"])
 @pytest.mark.parametrize("advantage", ["grpo", "rloo"])
 def test_a_group_baseline_differs_from_the_published_vineppo_run_in_its_estimator_alone(
     size: str, task: str, advantage: str

@@ -339,6 +339,7 @@ class ReadingGRPO(GRPO):
         return replace(estimate, metrics={"old_logprob": mean, "entropy": float(experience.entropies.sum())})
 
 
+@pytest.mark.slow
 def test_an_estimator_reads_the_same_log_probs_whether_the_update_needs_a_pass_of_their_own_or_not(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ ONE_PASS: dict[str, Any] = {"num_iterations": 3, "rollout_num_problems": 3, "num
 COUNTED = ("samples/completions", "samples/completion_tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [{}, {"minibatch_size": 6, "num_epochs": 2}])
 def test_a_run_learns_the_same_bits_whatever_else_is_estimated(
     update: dict[str, Any], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
@@ -217,6 +218,7 @@ class DrawingEngine(FakeEngine):
         self.client.rng.setstate(self.kept)
 
 
+@pytest.mark.slow
 def test_an_engine_of_one_random_stream_draws_the_same_whatever_further_estimators_ask(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -260,6 +262,7 @@ def test_estimators_of_one_kind_get_completions_of_their_own_from_an_engine_that
     assert read_records(SampledRollout, path)[0].estimator_values.keys() == {"one", "two"}
 
 
+@pytest.mark.slow
 def test_a_resume_writes_the_same_samples(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

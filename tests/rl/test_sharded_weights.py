@@ -51,6 +51,7 @@ def test_engines_get_what_there_is_and_the_sharded_model_proves_it(
     assert codes == [0, 0], printed[-3000:]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_lost_in_the_middle_of_a_delivery_leaves_no_rank_waiting(
     tied_policy: Path, tmp_path: Path
 ) -> None:
@@ -67,7 +68,9 @@ def test_a_rank_that_fails_in_the_middle_of_a_delivery_ends_the_others(tiny_poli
     assert time.monotonic() - started < 120
 
 
-@pytest.mark.parametrize(("is_tied", "more"), [(True, ()), (False, ADAPTERS)], ids=["tied", "adapters"])
+@pytest.mark.parametrize(
+    ("is_tied", "more"), [(True, ()), pytest.param(False, ADAPTERS, marks=pytest.mark.slow)], ids=["tied", "adapters"]
+)
 def test_saved_in_several_files_they_are_what_there_is(
     is_tied: bool, more: tuple[str, ...], tiny_policy: Path, tied_policy: Path, tmp_path: Path
 ) -> None:
@@ -77,6 +80,7 @@ def test_saved_in_several_files_they_are_what_there_is(
     assert ("adapter_model.safetensors" if more else "model.safetensors") in saved
 
 
+@pytest.mark.slow
 def test_rank_0_does_not_come_near_a_whole_copy(tiny_policy: Path, tmp_path: Path) -> None:
     settings = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 4000}
     config = AutoConfig.from_pretrained(tiny_policy, num_attention_heads=12, num_key_value_heads=12, head_dim=64,

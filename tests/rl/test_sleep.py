@@ -100,6 +100,7 @@ def test_an_engine_sleeps_from_the_last_request_to_the_delivery_and_the_run_is_t
     assert all({"seconds/engine_sleep", "seconds/engine_wake"} <= row.keys() for row in seconds if "epoch" in row)
 
 
+@pytest.mark.slow
 def test_an_estimator_that_samples_more_is_answered_before_the_engine_sleeps(make: Make, tmp_path: Path) -> None:
     trainer, _ = make("spo", True, SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False))
     trainer.run()
@@ -118,6 +119,7 @@ def test_an_estimator_that_asks_and_does_not_say_so_gets_one_clear_error(make: M
         trainer.run()
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_lost_in_sleep_and_has_a_good_receipt_ends_the_run(make: Make) -> None:
     trainer, _ = make("losing", True, keeps_losing="model.layers.0.mlp.down_proj.weight")
     with pytest.raises(ProbeFailed, match="the engine read every tensor as it was sent"):
@@ -155,6 +157,7 @@ def test_an_engine_that_dies_in_its_sleep_is_replaced_for_the_delivery_and_the_r
     assert "another one is started" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_device_that_is_full_at_waking_ends_the_run_in_one_line(make: Make) -> None:
     trainer, _ = make("full", True, fails_to_wake=True)
     with pytest.raises(ServerGone, match=r"the vLLM engine fails in wake_up: .* out of memory") as raised:

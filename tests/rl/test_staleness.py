@@ -57,6 +57,7 @@ class Timed(FakeClient):
     begun: list[str]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_staleness", "units"), [(0, 14), (1, 8)])
 def test_seven_iterations_of_a_second_each_way_take_eight_units_ahead_and_fourteen_in_turn(
     max_staleness: int, units: int, task: WordArithmetic, tokenizer: Any
@@ -198,6 +199,7 @@ def test_tokens_are_never_older_than_allowed_and_every_one_ends_in_the_ledger(
     assert sorted(asked) == sorted(f"rl-{k}" for k in range(6) for _ in range(6))  # each batch once, whole
 
 
+@pytest.mark.slow
 def test_engines_that_cannot_take_weights_in_flight_are_left_alone_meanwhile(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ class Caching(InFlight):
         self.is_cached, self.is_slow = False, True
 
 
+@pytest.mark.slow
 def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -235,6 +238,7 @@ def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     assert len(read_metrics(tmp_path / "run")) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -272,6 +276,7 @@ class _Calls:
         return getattr(self._source, name)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_dies_in_a_batch_drawn_ahead_ends_the_run(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -445,6 +450,7 @@ def test_versions_of_what_a_stop_string_took_off_are_not_the_rollouts(
     assert (rollout.policy_version, set(rollout.token_versions)) == (3, {3})
 
 
+@pytest.mark.slow
 def test_tokens_of_rollouts_that_come_during_an_evaluation_are_counted_and_those_of_the_evaluation_are_not(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
@@ -458,6 +464,7 @@ async def fails() -> float:
     return 1 / 0
 
 
+@pytest.mark.slow
 def test_metrics_of_an_asynchronous_run_are_defined(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def seconds_by_phase(events: Sequence[TimelineEvent]) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_phases_of_an_iteration_lie_within_it_one_after_the_other_and_have_the_seconds_of_metrics(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def parts(tiny_policy: Path, task: WordArithmetic, tokenizer: Any) -> tuple[Path
     return tiny_policy, task, tokenizer, RepeatableServer(tiny_policy, 128)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_has_every_iteration_once(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

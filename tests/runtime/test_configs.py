@@ -1,8 +1,11 @@
 """Every config composes, in both forms, and every `_target_` in it binds to its signature."""
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from espalier.rl.combinations import check_combinations
 from espalier.runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
 from espalier.runtime.schemas import RLConfig
+from tests.support.slow import slow_unless
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
@@ -80,11 +84,29 @@ def bind_components(config: DictConfig) -> list[str]:
     return bound
 
 
-@pytest.mark.parametrize("path", [*EXPERIMENTS, *STAGES, *BASES], ids=name_of)
-def test_every_config_composes_and_binds_in_both_forms(path: Path) -> None:
-    short = compose_config(path.parent, path.stem)
-    full = compose_config(CONF, name_of(path))
-    assert short == full
+@cache
+def _composed(path: Path) -> DictConfig:
+    return compose_config(CONF, name_of(path))
+
+
+def composed(path: Path) -> DictConfig:
+    """A copy of what a config composes to, which is composed once."""
+    return deepcopy(_composed(path))
+
+
+def is_part_of_another(path: Path) -> bool:
+    """Whether the defaults list of another experiment names this one: it is composed with that."""
+    return any(f"  - /{name_of(path)}\n" in text for text in _TEXTS)
+
+
+_TEXTS = {path.read_text() for path in EXPERIMENTS}
+
+
+@pytest.mark.parametrize(
+    "path", slow_unless(lambda path: not is_part_of_another(path), [*EXPERIMENTS, *STAGES, *BASES]), ids=name_of
+)
+def test_every_config_composes_and_binds(path: Path) -> None:
+    full = composed(path)
     bound = bind_components(full)
     assert bound or path.stem == "stage"
     config = OmegaConf.to_object(full)
@@ -94,23 +116,35 @@ def test_every_config_composes_and_binds_in_both_forms(path: Path) -> None:
         assert config.critic is None or config.critic.model["path"] == "given"
 
 
-@pytest.mark.parametrize("path", STAGES, ids=name_of)
+# One config of every folder: they are found in the same way as the others beside them.
+FIRST = {min(path for path in ALL if path.parent == folder) for folder in {path.parent for path in ALL}}
+
+
+@pytest.mark.parametrize("path", slow_unless(FIRST.__contains__, [*EXPERIMENTS, *STAGES, *BASES]), ids=name_of)
+def test_a_config_is_the_same_by_its_short_name_in_its_folder(path: Path) -> None:
+    assert compose_config(path.parent, path.stem) == composed(path)
+
+
+@pytest.mark.parametrize("path", slow_unless(FIRST.__contains__, STAGES), ids=name_of)
 def test_every_stage_is_found_by_its_folder_and_name(path: Path) -> None:
     name = str(path.relative_to(CONF / "stage").with_suffix(""))
-    assert "stage" in bind_components(compose_config(CONF / "stage", name))
+    found = compose_config(CONF / "stage", name)
+    assert found == composed(path)
+    assert "stage" in bind_components(found)
 
 
 @pytest.mark.parametrize(
-    ("base", "group"),
-    [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
-     ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
-     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl"),
-     ("rl", "implicit_reward"),
-     ("rl", "estimators")],
+    ("base", "groups"),
+    [("train", ("model", "objective", "examples", "optimizer", "deepspeed", "lora")),
+     ("sample", ("task", "client", "server", "requests")),
+     ("rl", ("advantage", "reward", "critic", "kl", "implicit_reward", "estimators"))],
 )  # fmt: skip
-def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:
-    for path in sorted((CONF / group).glob("*.yaml")):
-        bind_components(compose_config(CONF, base, f"{group}={path.stem}"))
+def test_every_option_of_a_group_composes_and_binds(base: str, groups: tuple[str, ...]) -> None:
+    """The first options of all groups together, then the second ones: the groups are of different keys."""
+    options = [[f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))] for group in groups]
+    assert all(options)
+    for chosen in itertools.zip_longest(*options):
+        bind_components(compose_config(CONF, base, *filter(None, chosen)))
 
 
 def test_what_a_config_leaves_open_is_open_however_it_is_composed() -> None:
@@ -121,7 +155,7 @@ def test_what_a_config_leaves_open_is_open_however_it_is_composed() -> None:
         own.pop("defaults", None)
         if not missing_keys(own) or "@package" in path.read_text():
             continue
-        found: Any = OmegaConf.to_container(compose_config(CONF, name_of(path)))
+        found: Any = OmegaConf.to_container(_composed(path))
         for folder in path.relative_to(CONF).parts[:-1]:
             found = found.get(folder, found)
         assert set(missing_keys(own)) <= set(missing_keys(found)), path

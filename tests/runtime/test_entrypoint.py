@@ -38,10 +38,16 @@ def unchanged_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Start a program in this process with these arguments; its exit code."""
 
-    def run(*arguments: str, main: Any = lambda config: None, schema: type = TrainConfig, folder: str = "") -> int:
+    def run(
+        *arguments: str,
+        main: Any = lambda config: None,
+        schema: type = TrainConfig,
+        name: str = "train",
+        folder: str = "",
+    ) -> int:
         monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
         with pytest.raises(SystemExit) as stop:
-            entrypoint(schema, config_name="train", config_folder=folder)(main)()
+            entrypoint(schema, config_name=name, config_folder=folder)(main)()
         return int(stop.value.code or 0)
 
     return run
@@ -372,12 +378,11 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
         (["-cn", "exp/ppo/group_relative_word_arithmetic"], "it is now exp/ppo/grpo_word_arithmetic"),
     ],
 )  # fmt: skip
-def test_a_name_of_before_says_the_new_one(words: list[str], line: str) -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "main.py"), *words, "model.path=M", "output_dir=D"],
-                          capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_name_of_before_says_the_new_one(
+    words: list[str], line: str, start: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(*words, "model.path=M", "output_dir=D", schema=RLConfig, name="rl") == 2
+    assert line in error_line(capsys)
 
 
 def test_a_stage_without_its_folder_says_the_name_with_it(start: Any, capsys: pytest.CaptureFixture[str]) -> None:

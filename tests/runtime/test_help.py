@@ -9,6 +9,7 @@ import pytest
 
 from espalier.runtime.help import component_help, explanations, topics_of, usage
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
+from tests.support.slow import slow_unless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = ROOT / "conf" / "stage"
@@ -44,7 +45,7 @@ def test_every_setting_is_explained(root: type) -> None:
     assert not [key for key, text in found.items() if not text]
 
 
-@pytest.mark.parametrize("program", SCHEMAS)
+@pytest.mark.parametrize("program", slow_unless(lambda name: name in ("main", "service_api_caller_v1"), SCHEMAS))
 def test_help_names_every_setting_with_its_explanation_and_starts_nothing(program: str, tmp_path: Path) -> None:
     text = help_of(str(ROOT / f"{program}.py"), "--help", cwd=tmp_path)
     one_line = " ".join(text.split())

@@ -30,7 +30,7 @@ time.sleep(600 if sys.argv[1] == "waits" else 0)
 """
 
 
-@pytest.mark.parametrize("how", ["waits", "ends"])
+@pytest.mark.parametrize("how", ["waits", pytest.param("ends", marks=pytest.mark.slow)])
 def test_what_a_process_has_started_ends_with_it(how: str) -> None:
     """By kill -9 and by itself; a child that does not listen to SIGTERM, and what a child has started."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, how], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,6 @@
 """Ranks in company: a phase of one that takes longer than a collective may, an error of one that ends all with its exit
 code and one line, a rank that is killed or stopped; and the launcher that keeps the exit code."""
 
-import itertools
 import os
 import signal
 import time
@@ -28,40 +27,24 @@ class Ended:
     seconds: float
 
 
-QUICK = ["bad_input", "server_gone", "rank_1", "apart", "astray", "unlike"]
-WAITING = ["late", "stuck", "long", "rank_1_early", "killed", "stopped"]
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """All scenarios of rank_program.py: those that mostly wait beside the others."""
+    """Scenarios of rank_program.py, each run when it is asked for."""
     folder = tmp_path_factory.mktemp("ranks")
-    runs: dict[str, tuple[float, list[int]]] = {}
-    found: dict[str, Ended] = {}
 
-    def start(name: str) -> None:
-        runs[name] = (
-            time.monotonic(),
-            start_ranks("tests/support/rank_program.py", [f"output={name}"], folder / name, 2),
-        )
+    class Scenarios(dict[str, Ended]):
+        def __missing__(self, name: str) -> Ended:
+            started = time.monotonic()
+            first, second = start_ranks("tests/support/rank_program.py", [f"output={name}"], folder / name, 2)
+            code = exit_code(second)
+            seconds = time.monotonic() - started
+            if name == "stopped":
+                os.kill(first, signal.SIGKILL)
+            codes = [exit_code(first), code]
+            self[name] = Ended(codes, (folder / name).read_text().splitlines(), seconds)
+            return self[name]
 
-    def wait(name: str) -> None:
-        started, (first, second) = runs[name]
-        code = exit_code(second)
-        seconds = time.monotonic() - started
-        if name == "stopped":
-            os.kill(first, signal.SIGKILL)
-        codes = [exit_code(first), code]
-        found[name] = Ended(codes, (folder / name).read_text().splitlines(), seconds)
-
-    for waiting, quick in itertools.zip_longest(WAITING, QUICK):
-        start(waiting)
-        if quick is not None:
-            start(quick)
-            wait(quick)
-    for waiting in WAITING:
-        wait(waiting)
-    return found
+    return Scenarios()
 
 
 def test_a_phase_of_rank_0_may_take_longer_than_any_groups_collective(ended: dict[str, Ended]) -> None:
@@ -69,11 +52,13 @@ def test_a_phase_of_rank_0_may_take_longer_than_any_groups_collective(ended: dic
     assert sorted(ended["long"].lines) == ["rank 0 is done", "rank 1 is done"]
 
 
+@pytest.mark.slow
 def test_ranks_of_unlike_machines_compute_in_one_precision(ended: dict[str, Ended]) -> None:
     assert ended["unlike"].codes == [0, 0], ended["unlike"]
     assert any("computing in fp32: bfloat16 is slow on 1 of 2 ranks" in line for line in ended["unlike"].lines)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_waited_for_and_named(ended: dict[str, Ended]) -> None:
     assert ended["late"].codes == [0, 0], ended["late"]
     assert any("waiting for rank 1 for 3 s; it is alive" in line for line in ended["late"].lines)
@@ -83,9 +68,9 @@ def test_a_rank_that_is_late_is_waited_for_and_named(ended: dict[str, Ended]) ->
     ("name", "code", "line"),
     [
         ("bad_input", 2, "error: x.jsonl:3: no id"),
-        ("server_gone", 3, "error: no server answers"),
+        pytest.param("server_gone", 3, "error: no server answers", marks=pytest.mark.slow),
         ("rank_1", 2, "error: rank 1: y.jsonl:7: no id"),
-        ("apart", 2, "error: rank 1: z.jsonl: rank 1 does not see it"),
+        pytest.param("apart", 2, "error: rank 1: z.jsonl: rank 1 does not see it", marks=pytest.mark.slow),
         ("astray", 2, "error: rank 0: the ranks do not do the same: rank 1 is at 'the answer of rank 0', rank 0 at "
                       "'a barrier': do all see the same files?"),
     ],
@@ -97,6 +82,7 @@ def test_an_error_of_one_rank_ends_both_with_its_exit_code_and_one_line(
     assert ended[name].lines == [line]
 
 
+@pytest.mark.slow
 def test_an_error_of_rank_1_interrupts_what_rank_0_does_for_all(ended: dict[str, Ended]) -> None:
     found = ended["rank_1_early"]
     assert found.codes == [1, 99]  # rank 1 with a traceback, of which its fork makes 99
@@ -114,6 +100,7 @@ def test_a_rank_that_is_killed_ends_the_other(ended: dict[str, Ended]) -> None:
     assert "has ended without a word" in line
 
 
+@pytest.mark.slow
 def test_rank_0_stopped_ends_the_other_within_the_limit(ended: dict[str, Ended]) -> None:
     found = ended["stopped"]
     assert found.codes == [-signal.SIGKILL, 3]
@@ -122,6 +109,7 @@ def test_rank_0_stopped_ends_the_other_within_the_limit(ended: dict[str, Ended])
     assert "has given no sign of life for 3 s (rank_timeout_seconds)" in line
 
 
+@pytest.mark.slow
 def test_a_collective_that_a_living_rank_does_not_come_to_ends_both(ended: dict[str, Ended]) -> None:
     assert ended["stuck"].codes == [3, 3]
     (line,) = ended["stuck"].lines
@@ -205,6 +193,7 @@ def test_the_launcher_starts_a_run_again_that_lost_a_rank_and_no_other(tmp_path:
         assert said.count("started again (1 of 1)") == starts - 1, said
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_stopped_between_two_starts_ends_with_that(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("import sys; sys.exit(3)")
     log = tmp_path / "stopped.log"

@@ -126,6 +126,7 @@ def test_ranks_get_what_a_launcher_gives_them_and_those_of_a_node_stand_together
     assert_nothing_is_left(tmp_path, "ends")
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_a_rank_is_started_again_and_one_with_bad_data_is_not(cluster: Any, tmp_path: Path) -> None:
     assert launch(tmp_path, "killed", num_ranks=2, placement="STRICT_SPREAD") == 0
     assert [len(starts(tmp_path, "killed", rank)) for rank in range(2)] == [2, 2]
@@ -146,6 +147,7 @@ def test_a_signal_goes_on_to_the_ranks_which_save(cluster: Any, tmp_path: Path) 
     assert_nothing_is_left(tmp_path, "waits")
 
 
+@pytest.mark.slow
 def test_ranks_end_with_a_launcher_that_is_killed(cluster: Any, tmp_path: Path) -> None:
     process = launched(cluster, tmp_path, "waits", num_ranks=2)
     wait_for(lambda: all(starts(tmp_path, "waits", rank) for rank in range(2)))
@@ -180,6 +182,7 @@ def test_what_cannot_be_is_one_line(cluster: Any, tmp_path: Path) -> None:
         RayLauncher().run(["/none"])
 
 
+@pytest.mark.slow
 def test_engines_that_have_no_room_beside_the_ranks_end_the_run_at_once(
     cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_weights_and_questions_go_to_every_engine(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_one_engine_that_does_not_follow_is_named(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, "stubborn") as client:
@@ -153,6 +154,7 @@ def test_an_engine_that_dies_in_a_delivery_is_left_out_of_it(tmp_path: Path, cap
     assert re.match(r"a delivery of weights is made again: .*engine 1 of 2 .*exit code 7", again)
 
 
+@pytest.mark.slow
 def test_what_every_engine_refuses_to_take_ends_the_run(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, "takes none", max_replaced=1) as client:
@@ -169,6 +171,7 @@ def kill(client: DataParallelEngines, number: int) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_started_anew_has_no_request_before_it_has_the_weights_of_now(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, max_replaced=1) as client:
@@ -213,6 +216,7 @@ class LosesOneBehindItsReceipt(Stood):
         return found
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_started_anew_within_a_delivery_is_not_taken_for_the_one_that_took_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +236,7 @@ def test_an_engine_that_was_started_anew_within_a_delivery_is_not_taken_for_the_
     assert any("a delivery of weights is made again" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_engines_that_fail_because_another_one_is_lost_in_a_delivery_are_one_loss(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, num_engines=3, max_replaced=1) as client:
@@ -251,6 +256,7 @@ def test_engines_that_fail_because_another_one_is_lost_in_a_delivery_are_one_los
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_weights_wait_for_engines_that_are_being_started_and_requests_for_weights_on_their_way(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, max_replaced=2) as client:
@@ -272,6 +278,7 @@ def test_weights_wait_for_engines_that_are_being_started_and_requests_for_weight
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_lost_while_all_sleep_is_started_when_their_devices_are_free(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, max_replaced=1) as client:
@@ -301,6 +308,7 @@ def test_an_engine_that_is_lost_while_all_sleep_is_started_when_their_devices_ar
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_the_only_engine_lost_in_its_sleep_is_waited_for_by_the_delivery(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, num_engines=1, max_replaced=1) as client:

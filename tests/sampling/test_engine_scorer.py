@@ -178,6 +178,7 @@ def test_a_row_that_vllm_refuses_is_named() -> None:
         asyncio.run(Refusing(0).token_logits(TokenRow("row", [1], [0])))
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_real_engine_reads_a_head_of_several_labels_as_transformers_do(tiny_policy: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -473,6 +473,7 @@ def test_the_key_is_in_nothing_that_a_run_leaves_behind(
     check_no_key(tmp_path, message + printed.out + printed.err)
 
 
+@pytest.mark.slow
 def test_the_key_is_not_told_by_a_run_that_ends_with_401(tmp_path: Path, tiny_policy: Path) -> None:
     with ChatServer(lambda *_: (401, {}, ECHO)) as server:
         command = [sys.executable, str(ROOT / "openai_api_caller_v1.py"), f"policy={tiny_policy}", "client.model=m",

@@ -98,6 +98,7 @@ def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(clust
     asyncio.run(wait_until(all_is_free))
 
 
+@pytest.mark.slow
 def test_engines_that_score_are_asked_on_every_node_and_one_that_is_lost_is_done_without(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ async def all_is_free() -> bool:
     return bool(ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(**settings: Any) -> None:
         async with engines(tmp_path, **settings):
@@ -222,6 +224,7 @@ def test_an_actor_that_cannot_be_reached_for_a_while_is_asked_again(
             asyncio.run(call_actor(Handle(), "wait", patience=patience))
 
 
+@pytest.mark.slow
 def test_what_went_wrong_in_an_actor_is_named(cluster: Any) -> None:
     class Broken:
         async def work(self) -> None:
@@ -295,7 +298,8 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     assert time.monotonic() - started < 45
 
 
-@pytest.mark.parametrize("what", ["process", "actor", pytest.param("node", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["process", "actor", "node"])
 def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
     what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,6 +367,7 @@ def test_the_engine_of_a_lost_node_is_started_when_a_node_has_room_for_it(
     assert stand_ins() == []
 
 
+@pytest.mark.slow
 def test_a_look_for_room_ends_before_the_cluster_is_left(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +392,7 @@ def test_a_look_for_room_ends_before_the_cluster_is_left(
     assert stand_ins() == []
 
 
+@pytest.mark.slow
 def test_nobody_joins_a_cluster_by_asking_it_something(tmp_path: Path) -> None:
     """Ray's own functions start or join one where the program is in none; we say where and when."""
     program = "from espalier.runtime.ray_cluster import join_cluster, leave_cluster, has_place\n" \

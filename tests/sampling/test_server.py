@@ -256,6 +256,7 @@ def without_cut_end(text: str) -> str:
 REAL = {"max_model_len": 256, "options": {"enforce_eager": True, "max_num_seqs": 32}}
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_model_folder_that_kills_the_server_is_explained_by_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "model"

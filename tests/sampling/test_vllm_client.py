@@ -12,6 +12,7 @@ from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingPar
 from espalier.sampling.completion_api import Transient, parse_samples
 from espalier.sampling.engine_counters import EngineCounters, parse_counters
 from espalier.sampling.vllm_client import VLLMClient, _pause
+from tests.support.slow import slow_unless
 
 REQUEST = SampleRequest("p", "prompt", [5, 6, 7])
 
@@ -98,7 +99,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", slow_unless(lambda fault: fault in ("500", "garbled", "cut body", "closed", "not http"), FAULTS)
+)
 def test_a_fault_is_tried_again_until_the_answer_is_whole(fault: str, completion_server: Any) -> None:
     with completion_server(faults=(fault,), fault_share=0.5) as server:
         for number in range(2):

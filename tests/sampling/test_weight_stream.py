@@ -340,6 +340,7 @@ def test_where_the_trainer_is_found_depends_on_where_the_engines_are() -> None:
         own_address("no.such.host.invalid")
 
 
+@pytest.mark.slow
 def test_a_program_may_end_while_a_bucket_is_under_way() -> None:
     program = f"""
 import threading, time, torch
@@ -366,6 +367,7 @@ sender.close()
     assert (found.returncode, found.stdout) == (0, "broken\n")
 
 
+@pytest.mark.slow
 def test_a_program_may_end_at_once_behind_a_delivery() -> None:
     """A group that is let go in another thread while the program ends would abort it."""
     program = f"""

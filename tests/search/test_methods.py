@@ -182,7 +182,7 @@ def _mean_of_scores(table: TableSampler, gold: str) -> float:
     return math.fsum(share * min(max(table.value(ids, gold), 1e-6), 1 - 1e-6) for ids, share in table.table.items())
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.9])
+@pytest.mark.parametrize("floor", [0.0, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_the_filter_estimates_the_mean_score_without_bias(floor: float, sampler: Make) -> None:
     table = sampler(seed=1)
     scorer = TableScorer(table, "1")

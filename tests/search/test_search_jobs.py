@@ -3,16 +3,19 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.processes.forked import exit_code, start_program
 from benchmarks.sampling.prefill import computed_tokens, engine_options
 from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
@@ -21,6 +24,8 @@ from espalier.data.search_tree import SearchTree
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
+from espalier.runtime.errors import exit_code_of
+from espalier.runtime.process_lifetime import is_running
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
@@ -32,8 +37,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 METHODS = sorted(path.stem for path in (CONF / "search").glob("*.yaml") if path.stem not in ("base", "none"))
 
 
-def command(policy: Path, output: Path, seconds: float, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "tests.support.search_job", str(policy), str(output), str(seconds), *overrides]
+SearchHere = Callable[..., int]
+
+
+@pytest.fixture
+def search_here(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> SearchHere:
+    """`search_here(output, *overrides)` runs a job in this process; its exit code."""
+    monkeypatch.setattr(job, "build", job.build)  # `search_job` replaces it
+
+    def run(output: Path, *overrides: str) -> int:
+        with monkeypatch.context() as again:
+            again.setattr(job, "build", job.build)
+            return search_job.main(str(tiny_policy), str(output), "0.0", *overrides)
+
+    return run
 
 
 def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
@@ -52,32 +69,35 @@ def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
 def test_searches_that_are_killed_at_random_moments_hold_every_problem_once(tiny_policy: Path, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     draw = random.Random(0)
-    started = command(tiny_policy, output, 0.15, "engine.concurrency=4")
+    log = tmp_path / "log"
+
+    def started() -> int:
+        settings = [str(tiny_policy), str(output), "0.15", "engine.concurrency=4"]
+        return start_program("tests/support/search_job.py", settings, log)
+
     num_killed = 0
     for _ in range(12):
-        process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        pid = started()
         began = time.monotonic()
-        while not output.exists() and process.poll() is None and time.monotonic() - began < 60:
+        while not output.exists() and is_running(pid) and time.monotonic() - began < 60:
             time.sleep(0.02)
         time.sleep(draw.uniform(0.0, 1.0) if num_killed else 0.8)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            num_killed += 1
-        process.wait()
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+        num_killed += exit_code(pid) == -signal.SIGKILL
         if num_killed == 3:
             break
     assert num_killed == 3
-    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0
+    assert exit_code(started()) == 0, log.read_text()
     check_files(output)
     before = output.read_bytes(), trees_path(output).read_bytes()
-    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0  # finished: nothing is asked
+    assert exit_code(started()) == 0  # finished: nothing is asked
     assert (output.read_bytes(), trees_path(output).read_bytes()) == before
 
 
-def test_a_tree_names_the_reward_that_it_was_scored_by(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_tree_names_the_reward_that_it_was_scored_by(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
-    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=outcome")
-    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    assert search_here(output, "scorer@search.scorer=outcome") == 0
     assert {tree.scorer for tree in check_files(output)[1]} == {"OutcomeReward"}
 
 
@@ -99,45 +119,42 @@ def test_a_budget_of_seconds_cuts_searches_and_another_one_is_refused_for_a_file
         search_job.main(*asked, "search.budget.seconds=5")
 
 
-def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, tmp_path: Path) -> None:
+def test_another_method_is_refused_for_a_file_that_was_begun(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
-    assert subprocess.run(command(tiny_policy, output, 0.0), cwd=ROOT, timeout=120).returncode == 0
+    assert search_here(output) == 0
     (tmp_path / "found.meta.json").write_text(
         (tmp_path / "found.meta.json").read_text().replace('"is_complete": true', '"is_complete": false')
     )
-    other = subprocess.run(
-        command(tiny_policy, output, 0.0, "search=dvts"), cwd=ROOT, timeout=120, capture_output=True, text=True
-    )
-    assert other.returncode != 0
-    assert "made otherwise" in other.stderr
+    with pytest.raises(BadInput, match="made otherwise"):
+        search_here(output, "search=dvts")
 
 
 def test_a_reward_model_that_was_trained_again_is_refused_for_a_file_that_was_begun(
-    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path
 ) -> None:
     output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
     shutil.copytree(tiny_prm, prm)
-    asked = command(tiny_policy, output, 0.0, "scorer@search.scorer=process", f"search.scorer.path={prm}")
-    assert subprocess.run(asked, cwd=ROOT, timeout=120).returncode == 0
+    asked = ("scorer@search.scorer=process", f"search.scorer.path={prm}")
+    assert search_here(output, *asked) == 0
     model = load_process_reward(str(prm))
     torch.nn.init.constant_(model.get_parameter("score.bias"), 1.0)
     model.save_pretrained(prm)
-    again = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-    assert again.returncode != 0
-    assert f"its input {prm} has changed" in again.stderr
+    with pytest.raises(BadInput, match=re.escape(f"its input {prm} has changed")):
+        search_here(output, *asked)
 
 
-def test_a_reward_model_of_another_tokenizer_is_refused(tiny_policy: Path, tiny_prm: Path, tmp_path: Path) -> None:
+def test_a_reward_model_of_another_tokenizer_is_refused(
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path
+) -> None:
     output, prm = tmp_path / "found.jsonl", tmp_path / "prm"
     shutil.copytree(tiny_prm, prm)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (prm / file).unlink()
     build_tokenizer(["quite other words"], 300).save_pretrained(prm)
     for scorer, key in (("process", "path"), ("outcome_model", "reward.path")):
-        asked = command(tiny_policy, output, 0.0, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
-        found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
-        assert found.returncode != 0
-        assert "has another tokenizer than the policy" in found.stderr
+        with pytest.raises(Exception, match="has another tokenizer than the policy") as caught:
+            search_here(output, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
+        assert exit_code_of(caught.value) == 2
 
 
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.values.tree_values import completion_counts, response_nodes, tree_response, tree_step_values
 from tests.support.search_cases import SOLUTIONS, TableSampler, TableScorer, searched
 from tests.support.search_trees import TREE, changed
+from tests.support.slow import slow_unless
 
 # The chance of the answer 1 of each state of the table, by its text.
 TRUE = {"": 0.35, "a\n": 0.6, "d\n": 0.125, "e\n": 0.0}
@@ -90,7 +91,11 @@ METHODS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "scorer"), METHODS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    ("method", "scorer"),
+    slow_unless(lambda case: isinstance(case[0], OmegaPRM | Samples), METHODS),
+    ids=lambda one: type(one).__name__,
+)
 def test_completions_of_every_method_estimate_the_policy_without_bias(
     method: Any, scorer: Any, sampler: Callable[..., TableSampler]
 ) -> None:

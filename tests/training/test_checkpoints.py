@@ -117,6 +117,7 @@ def test_dropout_makes_the_random_state_matter(tiny_policy: Path, tmp_path: Path
     assert not all(torch.equal(one, other) for one, other in zip(final(loop), straight[0], strict=True))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(
     tiny_policy: Path, tmp_path: Path, straight: Any
 ) -> None:

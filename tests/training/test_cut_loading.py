@@ -14,6 +14,7 @@ from benchmarks.gpu.training import Shape, pairs
 from benchmarks.processes.forked import run_ranks
 from espalier.data.jsonl import write_records
 from espalier.training.weight_files import join_tensors
+from tests.support.slow import slow_unless
 
 SIZES = {"vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
@@ -54,17 +55,28 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_ranks", "names"),
+    slow_unless(
+        lambda case: case == (2, "apart turned,qwen2"),
+        [
+            (2, "apart turned,qwen2"),
+            (2, "apart,states,llama,experts"),
+            (3, "apart,apart turned,states,llama,qwen2,experts"),
+        ],
+    ),
+)
 def test_no_rank_holds_a_whole_network_and_all_is_as_with_whole_ones(
-    num_ranks: int, networks: Path, tmp_path: Path
+    num_ranks: int, names: str, networks: Path, tmp_path: Path
 ) -> None:
     for path in networks.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    names = ["apart", "apart turned", "states", "llama", "qwen2", "experts"]
-    codes = run_ranks("tests/support/part_ranks.py", [str(tmp_path), *names], tmp_path / "log", num_ranks)
+    words = [str(tmp_path), *names.split(",")]
+    codes = run_ranks("tests/support/part_ranks.py", words, tmp_path / "log", num_ranks)
     assert codes == [0] * num_ranks, (tmp_path / "log").read_text()[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["online", "precomputed"])
 def test_preferences_with_a_cut_reference_are_learnt_as_by_one_process(
     reference: str, tiny_policy: Path, tmp_path: Path

@@ -42,6 +42,7 @@ from espalier.models.load import load_tokenizer
 from espalier.runtime.errors import exit_code_of, line_of
 from espalier.training import example_cache
 from espalier.training.example_cache import cache_folder, examples_key, stored_examples
+from tests.support.slow import slow_unless
 
 TOKENS = [TokenExample(f"t{i}", list(range(3, 6 + 7 * i % 11)), 2, [0.5, -1.0] * (i % 2) if i == 1 else [])
           for i in range(9)]  # fmt: skip
@@ -193,7 +194,7 @@ def test_anything_that_changes_tokens_changes_the_name(tiny_policy: Path, tmp_pa
     assert len({start, *names.values()}) == 1 + len(names), names
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("tiny", "sentencepiece"), NAMES))
 def test_published_tokenizers_tell_themselves_apart_and_their_examples_come_back(
     name: str, cache: Path, tiny_policy: Path, tmp_path: Path
 ) -> None:

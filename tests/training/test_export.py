@@ -60,6 +60,7 @@ def settings(tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory
     return words.split()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_program_with_143_and_a_checkpoint_it_goes_on_from(
     settings: list[str], tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_settings_of_an_export_that_cannot_work_are_refused(tmp_path: Path) -> N
             ExportModel(str(tmp_path)).inputs()
 
 
+@pytest.mark.slow
 def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list[str], tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
     printed = run(TRAINER, log, *settings, f"output_dir={run_dir}", "lora=dora", "lora.rank=4")
@@ -156,6 +158,7 @@ def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list
     assert (tmp_path / "3" / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     fixed = {

@@ -1,10 +1,7 @@
 """Scores of a data set: equal to a forward pass of each row alone; resumed by id; every row once on any ranks."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.processes.forked import run_ranks
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
@@ -27,7 +25,6 @@ from espalier.training.engine import TorchEngine
 from espalier.training.predict import batches_by_length, find_checkpoints, load_checkpoint, predict
 from espalier.training.scoring import Scorer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 torch.set_num_threads(1)
 IDS = [5 + 7 * i % 200 for i in range(30)]
 PAIRS = [PairExample(f"p{i}", IDS[: 3 + i], IDS[7 : 9 + i], IDS[4:9]) for i in range(6)]
@@ -293,18 +290,12 @@ def test_a_checkpoint_of_a_run_and_an_adapter_are_read_too(config: TrainConfig, 
 
 def test_two_ranks_score_every_row_once(tiny_policy: Path, tmp_path: Path, config: TrainConfig) -> None:
     """The real program on two gloo ranks, against one process."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     files = ["-cn", "train", "objective=dpo", "examples=preferences", f"model.path={tiny_policy}", "precision=fp32",
              f"examples.path={config.examples['path']}", "examples.max_length=60", "objective.beta=0.5",
              "model.attention=eager", "predict.batch_tokens=60", "mode=predict"]  # fmt: skip
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     settings = [f"predict.checkpoints={{moved: {config.predict.checkpoints['moved']}}}", f"output_dir={tmp_path}/two"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "trainer_base_ds_mul.py"), *files, *settings],
-        env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    codes = run_ranks("trainer_base_ds_mul.py", [*files, *settings], tmp_path / "log", 2)
+    assert codes == [0, 0], (tmp_path / "log").read_text()[-3000:]
     predict(config, load_tokenizer(str(tiny_policy)))
     one = {row.id: row for row in rows_of(config, "moved")}
     two = read_records(PairLogprobs, tmp_path / "two" / "moved.jsonl")

@@ -26,6 +26,7 @@ from espalier.data.answers import grading
 from espalier.data.answers.grade import Grade
 from espalier.data.answers.grading import grade_answer
 from espalier.data.answers.pool import POOL
+from tests.support.slow import slow_unless
 
 LONGEST_SECONDS = 1.6  # the goal is 1 s on a machine at rest; a test shares its cores
 
@@ -58,6 +59,7 @@ def graders() -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_five_hundred_hostile_answers_are_graded_in_time_and_memory(tmp_path: Path) -> None:
     cases = hostile_answers(seed=1, number=500, path=str(tmp_path / "made"))
     resident = []
@@ -77,7 +79,7 @@ def _cpu_seconds(case: Hostile) -> float:
     return time.process_time() - started
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind not in ("math", "number", "response_number"), KINDS))
 def test_no_pattern_backtracks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU seconds of this process alone; the symbolic workers, which a deadline bounds, are left out."""
     monkeypatch.setattr(POOL, "compare", lambda *_, **__: ("wrong", "not compared"))
@@ -100,6 +102,7 @@ def test_a_megabyte_is_read_in_time_on_either_side(kind: str) -> None:
             assert grade(case)[1] < LONGEST_SECONDS
 
 
+@pytest.mark.slow
 def test_no_tower_takes_longer_than_the_deadline_nor_equals_a_half() -> None:
     towers = [
         tower

@@ -125,7 +125,7 @@ def test_many_threads_at_once_each_get_their_own_verdict(pool: SymbolicPool) -> 
 
 
 def test_waiting_for_a_worker_costs_an_answer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first question is answered late here, its second decides; both have the processor time that is theirs."""
+    """Its first question is answered late here, its second decides; both have all of their processor time."""
     question = ("\\boxed{B}", "\\overline{i}+\\begin{pmatrix} \\pi \\\\ 12 \\end{pmatrix} \\le \\overline{12+z}")
     at_rest = compare_math(*question)
     assert at_rest[0] == "wrong"
@@ -189,6 +189,7 @@ def test_the_pool_heals_when_the_forking_process_is_killed(pool: SymbolicPool) -
     assert verdicts.count("unparseable") <= pool.num_workers
 
 
+@pytest.mark.slow
 def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_after_stop() -> None:
     pool = SymbolicPool(num_workers=2)
     with ThreadPoolExecutor(8) as threads:
@@ -223,6 +224,7 @@ if "exit" not in sys.argv:
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_over_of_programs_that_were_killed_or_ended_without_stop() -> None:
     """Three programs: killed with -9 while its workers work; killed while a fork of it lives on; ended."""
     programs = {

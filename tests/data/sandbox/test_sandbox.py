@@ -20,6 +20,7 @@ from espalier.data.sandbox.called_names import NoTest, read_assert_tests
 from espalier.data.sandbox.confine import missing_parts
 from espalier.data.sandbox.plain_values import NoPlainValue, read_line, write_line
 from espalier.data.sandbox.run import FunctionCall, run_script, run_tests
+from tests.support.slow import slow_unless
 
 needs_kernel = pytest.mark.skipif(bool(missing_parts()), reason=f"this kernel lacks {', '.join(missing_parts())}")
 
@@ -42,7 +43,11 @@ def test_there_are_fifty_hostile_programs_with_names_of_their_own() -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", PROGRAMS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    slow_unless(lambda case: case.name not in ("endless drip", "stop itself"), PROGRAMS),
+    ids=lambda case: case.name,
+)
 def test_a_hostile_program_is_contained_and_not_graded_right(surroundings: Surroundings, case: HostileProgram) -> None:
     assert surroundings.run(case).found == []
 
