@@ -15,11 +15,12 @@ import pytest
 from pyarrow import parquet
 
 from espalier.data import tables
-from espalier.data.jsonl import write_json, write_records
+from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import (
     AnnotatedSolution,
+    BadInput,
     Completion,
     PreferencePair,
     State,
@@ -27,6 +28,7 @@ from espalier.data.records import (
     StepValues,
     Trajectory,
 )
+from espalier.models.load import load_tokenizer
 from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
@@ -51,6 +53,7 @@ from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
+from espalier.pipeline.values.split_steps import SplitSteps
 from espalier.runtime.errors import exit_code_of
 from espalier.values.monte_carlo import distinct_states, finished
 
@@ -274,6 +277,27 @@ def test_memory_of_an_import_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 50_000
+
+
+def test_memory_of_split_steps_does_not_grow_with_the_rows(tiny_policy: Path, tmp_path: Path) -> None:
+    """And its steps are those of the lines; a trajectory that stands twice is refused."""
+    tokenizer = load_tokenizer(str(tiny_policy))
+    text = "1 + 2 = 3\n3 + 4 = 7\n" * 20
+    ids, stage, peaks = list(tokenizer(text).input_ids), SplitSteps(str(tiny_policy), by="lines"), []
+    row = Trajectory("", "p", "Q\n", text, [text], [5], ids, [len(ids)], "stop", "7", "7", True)
+    for number in (60, 300):
+        path = tmp_path / f"{number}.jsonl"
+        write_records(path, (replace(row, id=f"p/{k}") for k in range(number)))
+        run(stage, str(path), tmp_path / f"warm-{number}")
+        tracemalloc.start()
+        out = run(stage, str(path), tmp_path / f"out-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [len(found.steps) for found in read_records(Trajectory, out)] == [40] * number
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
+    write_records(tmp_path / "twice.jsonl", [replace(row, id="p/0")] * 2)
+    with pytest.raises(BadInput, match=r"twice\.jsonl:2: id 'p/0' stands already at .*twice\.jsonl:1: ids must be"):
+        run(stage, str(tmp_path / "twice.jsonl"), tmp_path / "out")
 
 
 def test_what_sqlite_holds_of_an_index_is_bounded_by_its_cache(tmp_path: Path) -> None:
