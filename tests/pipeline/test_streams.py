@@ -17,6 +17,7 @@ from pyarrow import parquet
 from espalier.data import tables
 from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
+from espalier.data.predictions import PairRewards
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import (
     AnnotatedSolution,
@@ -33,6 +34,7 @@ from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
+from espalier.pipeline.evaluation.measure_reward_model import MeasureRewardModel
 from espalier.pipeline.evaluation.score_responses import ScoreResponses
 from espalier.pipeline.pairs.build_preferences import (
     OutcomePreferences,
@@ -45,6 +47,7 @@ from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
+from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
@@ -277,6 +280,29 @@ def test_memory_of_an_import_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 50_000
+
+
+def test_memory_of_imported_steps_and_of_measured_rewards_holds_no_texts(tmp_path: Path) -> None:
+    """Ten times the text, and as many rows: ids and numbers are kept."""
+    peaks: dict[str, list[int]] = {"import": [], "measure": []}
+    for size in (1_000, 10_000):
+        steps, pairs, rewards = (tmp_path / f"{name}-{size}.jsonl" for name in ("steps", "pairs", "rewards"))
+        text = "x" * size
+        rows = ({"prompt": f"{k} + 1?", "completions": [text, "4"], "labels": [True, False]} for k in range(300))
+        steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_records(pairs, (PreferencePair(f"p{k}", f"q{k % 7}", "outcome", "Q", text, "b", [5], [6], [7], 1.0, 0.0)
+                              for k in range(300)))  # fmt: skip
+        write_records(rewards, (PairRewards(f"p{k}", float(k % 3), 1.0, 1.0) for k in range(300)))
+        cases: list[tuple[str, Stage, Path]] = [
+            ("import", ImportSteps("trl"), steps), ("measure", MeasureRewardModel(str(pairs)), rewards)]  # fmt: skip
+        for name, stage, path in cases:
+            run(stage, str(path), tmp_path / f"warm-{name}")
+            tracemalloc.start()
+            run(stage, str(path), tmp_path / f"out-{name}-{size}")
+            peaks[name].append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    for small, large in peaks.values():
+        assert large < small + 200_000, "one row's texts; 300 would be 2.7 MB"
 
 
 def test_memory_of_split_steps_does_not_grow_with_the_rows(tiny_policy: Path, tmp_path: Path) -> None:
