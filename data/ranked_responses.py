@@ -99,11 +99,11 @@ def read_lists(row: Row) -> RankedResponses:
 
 def read_styles(row: Row) -> RankedResponses:
     """Read a row of RM-Bench; its subset is its domain. Raises BadRow unless there are three styles on each side."""
-    sides = [row.texts("chosen"), row.texts("rejected")]
-    if list(map(len, sides)) != [3, 3]:
-        raise BadRow(f"chosen and rejected must hold three styles each, got {len(sides[0])} and {len(sides[1])}")
+    chosen, rejected = row.texts("chosen"), row.texts("rejected")
+    if [len(chosen), len(rejected)] != [3, 3]:
+        raise BadRow(f"chosen and rejected must hold three styles each, got {len(chosen)} and {len(rejected)}")
     domain = row.text("domain")
-    return RankedResponses(_identity(row, domain), domain, row.text("prompt"), *sides)
+    return RankedResponses(_identity(row, domain), domain, row.text("prompt"), chosen, rejected)
 
 
 def read_labelled_outputs(row: Row) -> RankedResponses:

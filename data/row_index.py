@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 from zlib import crc32
 
-from espalier.data.jsonl import iter_lines, parse_line
+from espalier.data.jsonl import R, iter_lines, iter_rows, parse_line
 from espalier.data.records import BadInput, parse_record
 
 FILE = 1 << 40  # more rows than a file has: FILE * number + place is a row's place among those of all files
@@ -99,6 +99,19 @@ class SeenIds(NamelessBase):
             )
             found: tuple[int, str] = self._base.execute("SELECT times, place FROM ids WHERE id = ?", (key,)).fetchone()
         return found
+
+
+def stream_records(kind: type[R], path: str, beside: Path) -> Iterator[R]:
+    """Yield every line of the file as a `kind`, as `data.jsonl.read_records` returns them, without holding them: their
+    ids lie on disk, in the folder of `beside`. Raises BadInput on a bad line or on an id that stands twice."""
+    with SeenIds(beside) as ids:
+        for place, row in iter_rows(path):
+            record = parse_record(kind, row, place)
+            name: str = record.id  # type: ignore[attr-defined]
+            times, earlier = ids.add(name, place)
+            if times > 1:
+                raise BadInput(f"{place}: id '{name}' stands already at {earlier}: ids must be unique")
+            yield record
 
 
 class ProblemRows(NamelessBase):

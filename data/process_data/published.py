@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.data.records import BadInput, parse_record
-from espalier.data.sources import read_json_rows
+from espalier.data.sources import open_json_lines, read_json_rows
 
 R = TypeVar("R")
 JsonRow = dict[str, Any]
 
 
 def iter_published(path: str | Path) -> Iterator[tuple[str, JsonRow]]:
-    """Return (place, object) of every row; blank lines are passed over.
+    """Return (place, object) of every row, JSON lines one by one; blank lines are passed over.
 
     Raises BadInput on a file that cannot be read and on the first row that is not a JSON object.
     """
-    for row in read_json_rows(path):
+    opened = open_json_lines(path)
+    for row in opened[1] if opened else read_json_rows(path):
         if row.error:
             raise BadInput(f"{row.place}: {row.error}: correct or remove this row")
         yield row.place, dict(row.fields)

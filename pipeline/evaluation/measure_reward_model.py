@@ -14,9 +14,10 @@ Intervals are 95 %, bootstrapped over problems.
 """
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -87,6 +88,19 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     return {"mean": round(float(values.mean()), 6), "std": round(float(values.std()), 6)}
 
 
+class _Example(NamedTuple):
+    """What is kept of a row of the examples: no text and no ids."""
+
+    problem_id: str
+    score_gap: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Return what is kept of a row; equal problems share one text."""
+        gap = float(row.get("chosen_score", 0.0)) - float(row.get("rejected_score", 0.0))
+        return cls(sys.intern(str(row.get("problem_id"))), gap)
+
+
 @dataclass(frozen=True)
 class MeasureRewardModel:
     """The input is the predictions; `examples` the file that they are of (pairs, trajectories or judged responses),
@@ -103,13 +117,13 @@ class MeasureRewardModel:
         first = next((row for _, row in iter_rows(input_path)), None)
         if first is None:
             raise BadInput(f"{input_path}: no prediction: run the trainer with mode=predict on held-out examples")
-        known = {row["id"]: row for _, row in iter_rows(self.examples)}
+        known = {row["id"]: _Example.of(row) for _, row in iter_rows(self.examples)}
         if "chosen_reward" in first:
             kind, pairs = "pairs", read_records(PairRewards, input_path)
             figures = pair_figures([self._pair(row, known) for row in pairs])
         else:
             kind, rows = "responses", read_records(RewardPrediction, input_path)
-            problems = [str(self._example(row.id, known).get("problem_id")) for row in rows]
+            problems = [self._example(row.id, known).problem_id for row in rows]
             figures = response_figures(problems, [row.score for row in rows], [row.target for row in rows])
         for name, figure in figures.items():
             if isinstance(figure, dict) and "low" in figure:
@@ -117,12 +131,11 @@ class MeasureRewardModel:
                 log.info("%s: %s %.3f [%.3f, %.3f]", input_path, name, figure["mean"], figure["low"], figure["high"])
         return {"kind": kind, **figures}
 
-    def _example(self, name: str, known: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _example(self, name: str, known: Mapping[str, _Example]) -> _Example:
         if name not in known:
             raise BadInput(f"{self.examples}: no example '{name}': name the file that was predicted on")
         return known[name]
 
-    def _pair(self, row: PairRewards, known: Mapping[str, Mapping[str, Any]]) -> ScoredPair:
+    def _pair(self, row: PairRewards, known: Mapping[str, _Example]) -> ScoredPair:
         example = self._example(row.id, known)
-        gap = float(example.get("chosen_score", 0.0)) - float(example.get("rejected_score", 0.0))
-        return ScoredPair(str(example.get("problem_id")), row.chosen_reward, row.rejected_reward, gap)
+        return ScoredPair(example.problem_id, row.chosen_reward, row.rejected_reward, example.score_gap)

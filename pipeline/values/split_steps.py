@@ -8,13 +8,12 @@ and grades stay as they are, and step ends are found on the sampler's own tokens
 trajectories before are of other steps: make them again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
-from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
+from espalier.data.row_index import stream_records
 from espalier.data.splitters import SPLITTERS, splitter
 from espalier.data.steps import Decoder, check_ends, check_join
 from espalier.data.token_text import read_response, steps_on_tokens
@@ -50,22 +49,21 @@ class SplitSteps:
         path = Path(self.policy) / "tokenizer.json"
         return [str(path)] if path.is_file() else []
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[Trajectory]:
-        """As many trajectories, in their order. Raises BadInput where log-probs or token ids are missing, and where
-        the tokens are another tokenizer's."""
+    def run(self, input_path: str, context: StageContext) -> Iterator[Trajectory]:
+        """As many trajectories, in their order, read one by one. Raises BadInput where log-probs or token ids are
+        missing, where the tokens are another tokenizer's, and where an id stands twice."""
         from espalier.models.load import load_tokenizer
 
         decode = Decoder(load_tokenizer(self.policy))
-        rows = read_records(Trajectory, input_path)
-        trajectories = [self._split(row, decode) for row in rows]
-        context.counts["trajectories"] = len(trajectories)
-        context.counts["steps_before"] = sum(len(row.steps) for row in rows)
-        context.counts["steps"] = sum(len(row.steps) for row in trajectories)
-        context.counts["steps_mean"] = round(fmean([len(row.steps) for row in trajectories] or [0]), 3)
-        context.counts["tokens_a_step"] = round(
-            sum(len(row.response_ids) for row in trajectories) / max(1, context.counts["steps"]), 3
-        )
-        return trajectories
+        number = before = steps = tokens = 0
+        for row in stream_records(Trajectory, input_path, context.output):
+            found = self._split(row, decode)
+            number, before = number + 1, before + len(row.steps)
+            steps, tokens = steps + len(found.steps), tokens + len(found.response_ids)
+            yield found
+        context.counts.update(trajectories=number, steps_before=before, steps=steps)
+        context.counts["steps_mean"] = round(steps / max(1, number), 3)
+        context.counts["tokens_a_step"] = round(tokens / max(1, steps), 3)
 
     def _split(self, row: Trajectory, decode: Decoder) -> Trajectory:
         check_ends(row.steps, row.step_ends, row.id)

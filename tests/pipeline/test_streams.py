@@ -15,11 +15,13 @@ import pytest
 from pyarrow import parquet
 
 from espalier.data import tables
-from espalier.data.jsonl import write_json, write_records
+from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
+from espalier.data.predictions import PairRewards
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import (
     AnnotatedSolution,
+    BadInput,
     Completion,
     PreferencePair,
     State,
@@ -27,10 +29,12 @@ from espalier.data.records import (
     StepValues,
     Trajectory,
 )
+from espalier.models.load import load_tokenizer
 from espalier.pipeline.evaluation import intervals
 from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
+from espalier.pipeline.evaluation.measure_reward_model import MeasureRewardModel
 from espalier.pipeline.evaluation.score_responses import ScoreResponses
 from espalier.pipeline.pairs.build_preferences import (
     OutcomePreferences,
@@ -43,6 +47,7 @@ from espalier.pipeline.pairs.import_preferences import ImportPreferences
 from espalier.pipeline.pairs.pair_statistics import PairStatistics
 from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
+from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
@@ -51,6 +56,7 @@ from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.pipeline.values.label_signal import LabelSignal
+from espalier.pipeline.values.split_steps import SplitSteps
 from espalier.runtime.errors import exit_code_of
 from espalier.values.monte_carlo import distinct_states, finished
 from tests.support.slow import slow_unless
@@ -280,6 +286,50 @@ def test_memory_of_an_import_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] + 50_000
+
+
+def test_memory_of_imported_steps_and_of_measured_rewards_holds_no_texts(tmp_path: Path) -> None:
+    """Ten times the text, and as many rows: ids and numbers are kept."""
+    peaks: dict[str, list[int]] = {"import": [], "measure": []}
+    for size in (1_000, 10_000):
+        steps, pairs, rewards = (tmp_path / f"{name}-{size}.jsonl" for name in ("steps", "pairs", "rewards"))
+        text = "x" * size
+        rows = ({"prompt": f"{k} + 1?", "completions": [text, "4"], "labels": [True, False]} for k in range(300))
+        steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_records(pairs, (PreferencePair(f"p{k}", f"q{k % 7}", "outcome", "Q", text, "b", [5], [6], [7], 1.0, 0.0)
+                              for k in range(300)))  # fmt: skip
+        write_records(rewards, (PairRewards(f"p{k}", float(k % 3), 1.0, 1.0) for k in range(300)))
+        cases: list[tuple[str, Stage, Path]] = [
+            ("import", ImportSteps("trl"), steps), ("measure", MeasureRewardModel(str(pairs)), rewards)]  # fmt: skip
+        for name, stage, path in cases:
+            run(stage, str(path), tmp_path / f"warm-{name}")
+            tracemalloc.start()
+            run(stage, str(path), tmp_path / f"out-{name}-{size}")
+            peaks[name].append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    for small, large in peaks.values():
+        assert large < small + 200_000, "one row's texts; 300 would be 2.7 MB"
+
+
+def test_memory_of_split_steps_does_not_grow_with_the_rows(tiny_policy: Path, tmp_path: Path) -> None:
+    """And its steps are those of the lines; a trajectory that stands twice is refused."""
+    tokenizer = load_tokenizer(str(tiny_policy))
+    text = "1 + 2 = 3\n3 + 4 = 7\n" * 20
+    ids, stage, peaks = list(tokenizer(text).input_ids), SplitSteps(str(tiny_policy), by="lines"), []
+    row = Trajectory("", "p", "Q\n", text, [text], [5], ids, [len(ids)], "stop", "7", "7", True)
+    for number in (60, 300):
+        path = tmp_path / f"{number}.jsonl"
+        write_records(path, (replace(row, id=f"p/{k}") for k in range(number)))
+        run(stage, str(path), tmp_path / f"warm-{number}")
+        tracemalloc.start()
+        out = run(stage, str(path), tmp_path / f"out-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [len(found.steps) for found in read_records(Trajectory, out)] == [40] * number
+    assert peaks[1] < 1.2 * peaks[0] + 50_000
+    write_records(tmp_path / "twice.jsonl", [replace(row, id="p/0")] * 2)
+    with pytest.raises(BadInput, match=r"twice\.jsonl:2: id 'p/0' stands already at .*twice\.jsonl:1: ids must be"):
+        run(stage, str(tmp_path / "twice.jsonl"), tmp_path / "out")
 
 
 @pytest.mark.slow
