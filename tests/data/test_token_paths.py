@@ -19,6 +19,7 @@ from espalier.sampling.completion_api import parse_samples
 from espalier.sampling.requests import make_completions, make_trajectory
 from espalier.values.cut_points import split_at_cut_points
 from espalier.values.monte_carlo import finished, states_of
+from tests.support.slow import slow_unless
 
 PROBLEM = Problem("p", "", "6")
 
@@ -65,7 +66,7 @@ def tokens(subject: Subject, *pieces: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name != "sentencepiece", NAMES))
 def test_random_texts_and_cuts_read_as_their_bytes_on_every_path(name: str, subjects: dict[str, Subject]) -> None:
     from benchmarks.silence.token_paths import PATHS, count
 

@@ -220,7 +220,7 @@ def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_
 
 
 # Stages that draw, pair or compare so much that tracing their memory takes long.
-COSTLY = ("evaluate_prm_benchmarks", "prm_calibration", "label_by_contrast", "check_pairs")
+COSTLY = ("evaluate_prm_benchmarks", "prm_calibration", "label_by_contrast", "check_pairs", "estimate_values")
 
 
 @pytest.fixture(scope="module")

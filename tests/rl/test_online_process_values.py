@@ -238,7 +238,7 @@ def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
         critic = CriticConfig(learning_rate=3e-3, warmup_steps=2, schedule="linear", **LIKELIHOOD)
         return make_trainer(
             tiny_policy, task, tokenizer, tmp_path / folder, dies_at, estimator, num_lines=2, critic=critic,
-            num_iterations=3, rollout_num_problems=2, minibatch_size=4, num_epochs=1, evaluation_every=0, save_every=2,
+            num_iterations=3, num_epochs=1, evaluation_every=0, save_every=2,
         )  # fmt: skip
 
     whole = make("whole")

@@ -135,12 +135,12 @@ def test_every_stage_is_found_by_its_folder_and_name(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("base", "groups"),
-    [("train", ("model", "objective", "examples", "optimizer", "deepspeed", "lora")),
+    [("train", ("model", "optimizer")), ("train", ("objective", "deepspeed")), ("train", ("examples", "lora")),
      ("sample", ("task", "client", "server", "requests")),
      ("rl", ("advantage", "reward", "critic", "kl", "implicit_reward", "estimators"))],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, groups: tuple[str, ...]) -> None:
-    """The first options of all groups together, then the second ones: the groups are of different keys."""
+    """The first options of the groups together, then the second ones: groups whose options read none of each other."""
     options = [[f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))] for group in groups]
     assert all(options)
     for chosen in itertools.zip_longest(*options):
