@@ -70,14 +70,15 @@ def test_values_and_gradients_are_those_of_the_whole_layer(network_class: Any, c
     assert_equal(answer(model), wanted)
 
 
+@pytest.mark.parametrize("setting", [True, "selective"])
 @pytest.mark.parametrize("has_adapter", [False, True])
-def test_so_with_recomputed_layers_and_adapters(has_adapter: bool) -> None:
+def test_so_with_recomputed_layers_and_adapters(has_adapter: bool, setting: bool | str) -> None:
     model = make(LlamaForCausalLM, LlamaConfig)
     if has_adapter:
         model = get_peft_model(model, LoraConfig(target_modules=["o_proj", "up_proj"], init_lora_weights=False))
     wanted = answer(model)
     read_last_layer(network(model))
-    checkpoint_gradients(network(model))
+    checkpoint_gradients(network(model), setting)
     assert_equal(answer(model, **reads_of(network(model), PLACES, IDS.numel())), wanted)
 
 
