@@ -204,18 +204,15 @@ def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool
 def checkpoint_gradients(model: PreTrainedModel, setting: bool | str) -> None:
     """Have the backward pass compute again what `setting` says (`models.recompute`): less memory, same gradient.
 
-    Raises BadModel where the network cannot, and for another setting.
+    Raises BadModel where the network cannot, BadInput for another setting.
     """
-    try:
-        kind = recomputes(setting)
-    except ValueError as error:
-        raise BadModel(str(error)) from None
-    if not kind:
+    if not (kind := recomputes(setting)):
         return
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_settings(kind))
     except ValueError as error:
-        raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set gradient_checkpointing=false") from None
+        message = f"{type(model).__name__}: {_first_line(error)}: set model.gradient_checkpointing=false"
+        raise BadModel(message) from None
 
 
 def load_reference(path: str, attention: str = "auto") -> PreTrainedModel:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
+from espalier.data.records import BadInput
+
 _KINDS: dict[Any, str] = {None: "", False: "", True: "full", "selective": "selective"}
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")
 # of torch, and of the packages that bring kernels for GPUs; what `eager` attention multiplies is as large as its scores
@@ -19,9 +21,9 @@ _ATTENTION = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_eff
 
 
 def recomputes(setting: Any) -> str:
-    """Return "full", "selective" or "" (nothing) for `gradient_checkpointing`. Raises ValueError for anything else."""
+    """Return "full", "selective" or "" (nothing) for `gradient_checkpointing`. Raises BadInput for anything else."""
     if not isinstance(setting, bool | str | None) or setting not in _KINDS:
-        raise ValueError(f"gradient_checkpointing must be false, true or selective, got '{setting}'")
+        raise BadInput(f"model.gradient_checkpointing must be false, true or selective, got '{setting}'")
     return _KINDS[setting]
 
 

@@ -68,8 +68,8 @@ class JoinClaims:
         votes: dict[str, list[bool]] = {}
         for row in read_records(ClaimCheck, self.checks):
             if asked.get(row.claim_id) != row.claim:
-                raise BadInput(f"{self.checks}: '{row.id}' checks another claim than {self.claims} has there: check "
-                               "the claims of that file")  # fmt: skip
+                raise BadInput(f"{self.checks}: '{row.id}' checks another claim than {self.claims} has there: name "
+                               "the list that was checked, or check this one")  # fmt: skip
             if row.is_supported is not None:
                 votes.setdefault(row.claim_id, []).append(row.is_supported)
         return {name: most_say_yes(said) for name, said in votes.items()}

@@ -145,6 +145,8 @@ class ScoreResponses:
             raise BadInput(f"stage.is_chat must be true, false or null, got {self.is_chat!r}")
         if self.aggregate not in AGGREGATES:
             raise BadInput(f"stage.aggregate must be one of {', '.join(AGGREGATES)}, got '{self.aggregate}'")
+        if self.judgements and self.takes_last_step:
+            raise BadInput("stage.takes_last_step=true is for process reward models, not for a judge: leave it out")
         if self.reference and self.is_reference_free:
             raise BadInput("stage.is_reference_free=true reads no reference: leave out stage.reference")
 
@@ -242,6 +244,9 @@ class ScoreResponses:
             raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
         else:
             networks = [load_policy(path) for path in (self.model, self.reference) if path]
+        if self.takes_last_step and not has_head:
+            raise BadInput(f"stage.takes_last_step=true is for process reward models, and {self.model} has no head: "
+                           "leave it out")  # fmt: skip
         placed = [network.to(device()) for network in networks]
         return _Scorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
 

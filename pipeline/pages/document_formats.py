@@ -66,8 +66,8 @@ Written by `bash scripts/pages.sh` from the record classes. A `.jsonl` file hold
 kind. Reading checks each line and names file, line and field of what is wrong. A field with a default may be left out.
 How ids are made and how files are written: [architecture](architecture.md#files).
 """
-_DEFAULTS = {"None": "null", "''": '""', "dataclasses.field(default_factory=dict)": "{}", "False": "false"}
-_DEFAULTS |= {"dataclasses.field(default_factory=list)": "[]", "field(default_factory=dict)": "{}", "True": "true"}
+_DEFAULTS = {"None": "null", "''": '""', "False": "false", "True": "true"}
+_DEFAULTS |= {"field(default_factory=list)": "[]", "field(default_factory=dict)": "{}"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Field:
 def fields_of(kind: ast.ClassDef) -> Iterator[Field]:
     """Return the fields of a dataclass in order; the meaning is the string under a field, "" without one."""
     for field in field_texts(kind):
-        default = "" if field.default is None else ast.unparse(field.default)
+        default = "" if field.default is None else ast.unparse(field.default).removeprefix("dataclasses.")
         yield Field(field.name, type_in_words(field.annotation), _DEFAULTS.get(default, default), field.meaning)
 
 

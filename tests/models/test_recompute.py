@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from espalier.models.load import BadModel, load_policy
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy
 
 
 class Calls(TorchDispatchMode):
@@ -41,5 +42,5 @@ def test_selective_checkpointing_computes_no_product_and_no_attention_again(tiny
 
 @pytest.mark.parametrize("setting", ["yes", "full", 1.0, 0])
 def test_another_setting_is_one_line(setting: Any, tiny_policy: Path) -> None:
-    with pytest.raises(BadModel, match="gradient_checkpointing must be false, true or selective, got"):
+    with pytest.raises(BadInput, match=r"^model\.gradient_checkpointing must be false, true or selective, got"):
         load_policy(str(tiny_policy), "sdpa", setting)

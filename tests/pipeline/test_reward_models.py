@@ -210,6 +210,14 @@ def test_a_process_reward_model_is_no_outcome_model_unless_asked_for(
         scored(tmp_path, model=str(named))
 
 
+def test_the_last_step_of_a_scorer_without_a_head_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    message = r"stage\.takes_last_step=true is for process reward models, and .* has no head: leave it out"
+    with pytest.raises(BadInput, match=message):
+        scored(tmp_path, model=str(tiny_policy), is_reference_free=True, takes_last_step=True)
+    with pytest.raises(BadInput, match=r"stage\.takes_last_step=true .* judge: leave it out"):
+        ScoreResponses(judgements="j.jsonl", takes_last_step=True)
+
+
 def test_what_a_head_was_trained_on_is_assumed_aloud_where_nothing_says_it(
     tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -152,6 +152,8 @@ def test_a_field_is_written_with_its_type_its_default_and_its_meaning(tmp_path: 
     assert "| `num_options` | integer | `0` | number of options of a choice, else 0 |" in trajectory
     assert "| `answer` | text or null | must be there |" in trajectory
     assert "| `problem_id` | text | must be there | the problem's id |" in page.partition("### State\n")[2]
+    assert "| `turns` | list of (object of texts) | `[]` |" in page
+    assert "default_factory" not in page
 
 
 def test_the_page_of_stages_has_a_row_for_every_config() -> None:
