@@ -186,8 +186,8 @@ class ScoreResponses:
         from espalier.models.load import load_tokenizer
 
         tokenizer = load_tokenizer(self.model)
-        is_chat = self._is_chat(tokenizer, context)
         scorer = self._load(context)
+        is_chat = self._is_chat(tokenizer, context)
         num_implicit = 0
         with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
             for row in rows.in_order(_ROWS):
