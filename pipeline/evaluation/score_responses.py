@@ -28,7 +28,7 @@ from espalier.data.row_index import ProblemRows, hash_of
 from espalier.data.seen_responses import is_seen, read_training_responses
 from espalier.data.sources import BadRow
 from espalier.data.steps import StepTokens
-from espalier.data.training_layout import CHAT, FILE, TEXT, read_training_layout
+from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, read_training_layout
 from espalier.pipeline.evaluation.response_rows import ResponseRows
 from espalier.pipeline.stage import StageContext
 
@@ -247,7 +247,7 @@ class ScoreResponses:
 
     def _check_ends(self, context: StageContext) -> None:
         """Raises BadInput on a head that was trained on the ends of steps, unless its last step's is asked for."""
-        from espalier.models.trained_ends import RESPONSES, trained_ends
+        from espalier.models.trained_ends import trained_ends
 
         remedy = ("a process reward model is for prm/score_steps; stage.takes_last_step=true takes its score of the "
                   "last step for the response's")  # fmt: skip
@@ -256,7 +256,7 @@ class ScoreResponses:
 
     def _check_published(self) -> None:
         """Raises BadInput on a process reward model that others published without a head of transformers' own."""
-        from espalier.models.trained_ends import STEPS, trained_ends
+        from espalier.models.trained_ends import trained_ends
 
         if (found := trained_ends(self.model)).ends == STEPS:
             raise BadInput(f"{self.model} is a process reward model ({found.why}): score it by prm/score_steps")

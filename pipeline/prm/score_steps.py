@@ -156,8 +156,9 @@ class _Scoring:
         from espalier.models.hub_snapshot import commit_of
 
         first = next((row for _, row in solutions_of(self.input_path)), None)
-        for model, reader in zip(self.models, self.readers, strict=True) if first else ():
-            warn_of_prompts(model.folder, model.layout, model.tokenizer, reader(first))
+        for model, reader in zip(self.models, self.readers, strict=True):
+            if first is not None:
+                warn_of_prompts(model.folder, model.layout, model.tokenizer, reader(first))
         return ScoreParts(
             self.context.output,
             {

@@ -15,7 +15,7 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajecto
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
-from espalier.data.training_layout import BOTH, CHAT, TEXT, PromptReader, read_training_layout
+from espalier.data.training_layout import BOTH, CHAT, STEPS, TEXT, PromptReader, read_training_layout
 from espalier.data.training_problems import FILE
 
 log = logging.getLogger("stage")
@@ -40,7 +40,7 @@ def solutions_of(path: str) -> Iterator[tuple[int, Solution]]:
 def said_of_ends(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
     """Say for the provenance that a model is read after every step, and what says that it was trained there. Raises
     BadInput on one that was trained on whole responses, unless a layout is named."""
-    from espalier.models.trained_ends import STEPS, trained_ends
+    from espalier.models.trained_ends import trained_ends
 
     own = TOKENS if kind is Trajectory else TASK
     remedy = f"an outcome model is for evaluation/score_responses; stage.layout={own} reads it after every step"
