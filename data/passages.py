@@ -5,8 +5,9 @@ Relevance Framework; the published equation, k1 = 1.5, b = 0.75).
     idf(t)      = ln(1 + (N - n(t) + 1/2) / (n(t) + 1/2))
 
 The logarithm is Lucene's, which is never negative: a subject's name stands in most passages of its own source, and the
-published one would count it against them. Words are runs of letters and digits without case; a sign of the scripts that
-are written without spaces (Chinese, Japanese kana) is a word of its own.
+published one would count it against them. Words are runs of letters, with the marks on them (vowels of Indic scripts),
+and digits, without case; a sign of the scripts that are written without spaces (Chinese, Japanese kana) is a word of
+its own.
 """
 
 import math
@@ -21,7 +22,8 @@ from espalier.data.splitters.sentences import split_sentences
 
 K1, B = 1.5, 0.75
 _UNSPACED = "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+")
+_MARKS = "".join(sign for sign in map(chr, range(0x300, 0x20000)) if unicodedata.category(sign).startswith("M"))
+_WORD = re.compile(rf"[{_UNSPACED}]|(?![{_UNSPACED}])\w(?:(?![{_UNSPACED}])[\w{_MARKS}])*")
 
 
 def words(text: str) -> list[str]:

@@ -161,13 +161,20 @@ def _turns(row: Row, name: str) -> tuple[list[Mapping[str, Any]], str]:
     if not isinstance(value, list):
         return [], _written(row, name)
     try:
-        texts = [str(turn["content"]) for turn in value]
+        texts = [_content(turn) for turn in value]
         roles = [turn["role"] for turn in value]
     except (TypeError, KeyError):
         raise BadRow(f"{name} must be a text or a list of messages with role and content") from None
     if not texts or roles[-1] != "assistant" or not texts[-1].strip():
         raise BadRow(f"{name} must end with a message of the assistant")
     return value[:-1], texts[-1]
+
+
+def _content(turn: Mapping[str, Any]) -> str:
+    """Return the text of a message. Raises BadRow where it is none: null, or a list of parts."""
+    if not isinstance(turn["content"], str):
+        raise BadRow("a message has no text as content: tools and pictures are not read")
+    return turn["content"]
 
 
 def _written(row: Row, name: str) -> str:
@@ -183,7 +190,7 @@ def _prompt(row: Row, turns: list[Mapping[str, Any]]) -> tuple[str, list[dict[st
     messages = value if isinstance(value, list) else turns
     if value is not None and not messages:
         return _written(row, "prompt"), []
-    texts = [str(turn.get("content", "")) if isinstance(turn, Mapping) else "" for turn in messages]
+    texts = [_content(turn) if isinstance(turn, Mapping) and "content" in turn else "" for turn in messages]
     if not messages or not all(text.strip() for text in texts):
         raise BadRow("there is no prompt: give a prompt, or messages before the response")
     if isinstance(value, str) and value.strip() != texts[-1].strip():

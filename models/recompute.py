@@ -7,6 +7,7 @@ byte, and computes again what lies between: norms, activations, rotations, sums.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +28,21 @@ def recomputes(setting: Any) -> str:
     return _KINDS[setting]
 
 
-def _is_dear(operation: Any) -> bool:
+def _is_dear(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Say whether the result of a call is kept. Attention with dropout draws random numbers: it is computed again, or
+    what draws behind it would draw others in the second pass than in the first."""
     name = operation.name() if isinstance(operation, torch._ops.OpOverload) else str(operation)
-    return name in _PRODUCTS or name.startswith(_ATTENTION)
+    return name in _PRODUCTS or (name.startswith(_ATTENTION) and not _drops(operation, arguments, named))
+
+
+def _drops(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    names = [argument.name for argument in operation._schema.arguments] if hasattr(operation, "_schema") else []
+    return bool({**dict(zip(names, arguments, strict=False)), **named}.get("dropout_p"))
 
 
 def _policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if _is_dear(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+    is_dear = _is_dear(operation, arguments, named)
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _Recomputing(_CachedTorchDispatchMode):
@@ -41,7 +50,7 @@ class _Recomputing(_CachedTorchDispatchMode):
     were kept: ZeRO-3 gathers and frees weights between them as it likes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_dear(func):
+        if not _is_dear(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -18,7 +18,7 @@ from espalier.training.deepspeed_library import library, make_universal, quiet
 from espalier.training.engine import BadCheckpoint
 
 TAG = "deepspeed"
-_REARRANGED = f"-rearranged{PARTIAL}"  # beside a checkpoint while it is read; the next one that is saved removes it
+_REARRANGED = f"-rearranged{PARTIAL}"
 
 
 def num_ranks_of(folder: Path) -> int:
@@ -26,11 +26,19 @@ def num_ranks_of(folder: Path) -> int:
     return len(list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")))
 
 
+def _rearranged(folder: Path) -> Path:
+    """Say where a checkpoint, or the part of one that is another network's (a critic's), lies rearranged: beside the
+    whole one, which a file that is not its own would make a damaged one. The next one that is saved removes it."""
+    whole = folder.parent if folder.parent.name.startswith("step-") else folder
+    part = "" if whole == folder else f"-{folder.name}"
+    return whole.with_name(f"{whole.name}{part}{_REARRANGED}")
+
+
 @contextmanager
 def for_any_ranks(folder: Path) -> Iterator[Path]:
     """Give a folder with the checkpoint as a universal one, as long as it is read; on every rank. Raises
     BadCheckpoint where DeepSpeed cannot make one."""
-    made = folder.with_name(folder.name + _REARRANGED)
+    made = _rearranged(folder)
 
     def make() -> None:
         shutil.rmtree(made, ignore_errors=True)

@@ -29,7 +29,7 @@ _ROOT = Path(espalier.__file__).resolve().parent.parent
 NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
 _FORK_SECONDS = 30.0
-_PATIENCE = 6.0  # deadlines that may pass on the clock for one that passes on the processor
+_PATIENCE = 6.0  # deadlines that may pass on the clock while a worker has no processor time at all
 _GRAIN_SECONDS = 0.03  # what the kernel counts of a process is this coarse
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STILLBORN_SECONDS = 0.05
@@ -224,6 +224,7 @@ class SymbolicPool:
 
     def _exchange(self, worker: _Worker, request: dict[str, Any], budget: Budget) -> dict[str, Any] | None:
         started, before = time.monotonic(), _processor_seconds(worker.pid)
+        last_ran, last = started, before
         seconds = left = max(budget.seconds, _GRAIN_SECONDS)
         try:
             worker.connection.settimeout(seconds)
@@ -234,9 +235,10 @@ class SymbolicPool:
                 try:
                     piece = worker.connection.recv(65536)
                 except TimeoutError:
-                    left = seconds - (_processor_seconds(worker.pid) - before)
-                    is_out_of_time = time.monotonic() - started > _PATIENCE * seconds
-                    if is_out_of_time or not left >= _GRAIN_SECONDS:  # nan: it was stopped before it was asked
+                    now, had = time.monotonic(), _processor_seconds(worker.pid)
+                    last_ran, last, left = now if had > last else last_ran, had, seconds - (had - before)
+                    is_hung = now - last_ran > _PATIENCE * seconds
+                    if is_hung or not left >= _GRAIN_SECONDS:  # nan: it was stopped before it was asked
                         return None
                     continue
                 if not piece:

@@ -55,6 +55,7 @@ def test_the_best_stand_first_and_equals_in_their_order() -> None:
         ("她1990年生于罗马。", ["她", "1990", "年", "生", "于", "罗", "马"]),
         ("Анна родилась", ["анна", "родилась"]),
         ("", []),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
     ],
 )
 def test_words_have_no_case_and_signs_without_spaces_stand_alone(text: str, found: list[str]) -> None:

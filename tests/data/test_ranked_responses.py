@@ -127,3 +127,13 @@ def test_the_published_llmbar_file_has_42_first_and_58_second_labels() -> None:
     assert len(rows) == 100
     first = [row for row, one in zip(rows, published, strict=True) if row.chosen == [one["output_1"].strip()]]
     assert len(first) == 42
+
+
+@pytest.mark.parametrize("content", [None, [{"type": "text", "text": "good"}], 3])
+def test_a_message_without_a_text_is_no_text(content: object) -> None:
+    """The word None would be scored, or a list as Python writes it."""
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "good"}]
+    with pytest.raises(BadInput, match="a message has no text as content"):
+        read("pairs", prompt="Q", chosen=[{**turns[1], "content": content}], rejected=[{**turns[1], "content": "bad"}])
+    with pytest.raises(BadInput, match="a message has no text as content"):
+        read("pairs", prompt=[{**turns[0], "content": content}], chosen="good", rejected="bad")

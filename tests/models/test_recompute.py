@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import dropout
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy
+from espalier.models.recompute import checkpoint_settings
 
 
 class Calls(TorchDispatchMode):
@@ -38,6 +41,35 @@ def test_selective_checkpointing_computes_no_product_and_no_attention_again(tiny
     for name in ("aten::mm", attention):
         assert selective[name] == none[name] < full[name], name
     assert selective["aten::silu"] == full["aten::silu"] == 2 * none["aten::silu"]
+
+
+@torch.library.custom_op("flash_attn::of_a_test", mutates_args=())
+def _attend(query: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Fused attention for a GPU in one thing: where it drops, it draws inside."""
+    return dropout(query, dropout_p) if dropout_p else query.clone()
+
+
+_attend.register_autograd(
+    lambda ctx, grad: (grad * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward((output / inputs[0]).detach()),
+)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_drops_behind_fused_attention_drops_the_same_in_the_second_pass(share: float) -> None:
+    def layer(states: torch.Tensor) -> torch.Tensor:
+        return dropout(_attend(states.exp(), share).sin(), 0.5).square()
+
+    def gradient(kind: str) -> torch.Tensor:
+        torch.manual_seed(3)
+        states = torch.linspace(-1, 1, 64).requires_grad_()
+        done: Any = checkpoint(layer, states, **checkpoint_settings(kind)) if kind else layer(states)
+        done.sum().backward()
+        assert states.grad is not None
+        return states.grad
+
+    assert torch.equal(gradient("selective"), gradient(""))
+    assert torch.equal(gradient("full"), gradient(""))
 
 
 @pytest.mark.parametrize("setting", ["yes", "full", 1.0, 0])

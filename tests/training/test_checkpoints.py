@@ -32,7 +32,7 @@ from espalier.runtime import process_lifetime as life
 from espalier.runtime.distributed import process_group
 from espalier.runtime.manifest import find_damage, write_folder
 from espalier.runtime.schemas import TrainConfig
-from espalier.training import checkpoint
+from espalier.training import checkpoint, deepspeed_checkpoint
 from espalier.training.checkpoint import BadCheckpoint, Best, TrainState, checkpoints, select
 from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
@@ -481,3 +481,22 @@ def test_a_rearranged_checkpoint_stays_until_the_slowest_rank_has_read_it(tmp_pa
         tmp_path / "log"
     ).read_text()[-2000:]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "step-00000001"]
+
+
+def test_a_checkpoint_whose_critic_was_being_rearranged_by_a_killed_run_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_checkpoint, "make_universal", lambda _, made: (made / "part").write_text(""))
+    folder = checkpoint.folder_of(tmp_path, 2)
+
+    def write(partial: Path) -> None:
+        (partial / "critic").mkdir()
+        (partial / "state.json").write_text('{"step": 2, "data": ""}')
+
+    write_folder(folder, write)
+    for network in (folder, folder / "critic"):
+        with pytest.raises(KeyboardInterrupt), deepspeed_checkpoint.for_any_ranks(network):
+            raise KeyboardInterrupt
+    assert select(tmp_path, "auto") == folder
+    checkpoint._prune(tmp_path, 1, Best())
+    assert list((tmp_path / "checkpoints").iterdir()) == [folder]

@@ -140,6 +140,20 @@ def test_waiting_for_a_worker_costs_an_answer_nothing(monkeypatch: pytest.Monkey
         single.stop()
 
 
+def test_many_workers_of_one_processor_have_as_much_of_it_each_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes longer by the clock than a hung one is waited for."""
+    monkeypatch.setattr("espalier.data.answers.pool._PATIENCE", 0.5)
+    crowd = SymbolicPool(num_workers=10, seconds=1.0)
+    crowd.start()
+    os.sched_setaffinity(the_process(crowd), {min(os.sched_getaffinity(0))})
+    try:
+        with ThreadPoolExecutor(10) as threads:
+            verdicts = list(threads.map(lambda _: crowd.matches("(a|aa)+$", "a" * 27 + "b"), range(10)))
+        assert verdicts == [False] * 10
+    finally:
+        crowd.stop()
+
+
 def test_it_works_in_a_thread_of_a_program_that_handles_signals(pool: SymbolicPool) -> None:
     verdicts: list[str] = []
     thread = threading.Thread(target=lambda: verdicts.append(pool.compare(*EASY)[0]))
