@@ -3,7 +3,7 @@ it kept.
 
 `full` keeps each layer's input and computes the rest again: about a third more compute. `selective` (Korthikanti et al.
 2022, arXiv 2205.05198) also keeps what matrix products and fused attention give, whose computation costs most per
-byte, and computes again what lies between: norms, activations, rotations, sums. Gradients are the same in all cases.
+byte, and computes again what lies between: norms, activations, rotations, sums (and flex attention). Gradients are the same in all cases.
 """
 
 from collections import defaultdict
@@ -16,7 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _
 from espalier.data.records import BadInput
 
 _KINDS: dict[Any, str] = {None: "", False: "", True: "full", "selective": "selective"}
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")
+# by their whole names: that of the last one has a twin which writes into what it is given
+_WHOLE_NAMES = ("aten::mm", "aten::addmm", "aten::_grouped_mm", "torch_attn::_varlen_attn")
 # of torch, and of the packages that bring kernels for GPUs; what `eager` attention multiplies is as large as its scores
 _ATTENTION = ("aten::_scaled_dot_product", "aten::_flash_attention", "aten::_efficient_attention", "flash_attn")
 
@@ -32,7 +33,7 @@ def _is_dear(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any])
     """Say whether the result of a call is kept. Attention with dropout draws random numbers: it is computed again, or
     what draws behind it would draw others in the second pass than in the first."""
     name = operation.name() if isinstance(operation, torch._ops.OpOverload) else str(operation)
-    return name in _PRODUCTS or (name.startswith(_ATTENTION) and not _drops(operation, arguments, named))
+    return name in _WHOLE_NAMES or (name.startswith(_ATTENTION) and not _drops(operation, arguments, named))
 
 
 def _drops(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
@@ -166,7 +167,7 @@ class ScoreResponses:
                 yield from self._scored(rows, context)
 
     def _check_seen(self, rows: ProblemRows, path: str, context: StageContext) -> None:
-        hashes = read_training_responses(self.model)
+        hashes = read_training_responses(self._folder)
         if hashes is None:
             context.counts["training_responses"] = "not known"
             log.warning("%s does not say which responses it was trained on: that none is of %s is taken on trust",
@@ -182,10 +183,17 @@ class ScoreResponses:
                            "first): its scores of them say nothing: train it without them")  # fmt: skip
         context.counts["seen_rows"] = 0
 
+    @cached_property
+    def _folder(self) -> str:
+        """The folder of the model, which also says what it was trained on; of a hub name that of its newest commit."""
+        from espalier.models.hub_snapshot import local_model
+
+        return local_model(self.model)
+
     def _scored(self, rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
         from espalier.models.load import load_tokenizer
 
-        tokenizer = load_tokenizer(self.model)
+        tokenizer = load_tokenizer(self._folder)
         scorer = self._load(context)
         is_chat = self._is_chat(tokenizer, context)
         num_implicit = 0
@@ -206,7 +214,7 @@ class ScoreResponses:
     def _is_chat(self, tokenizer: Any, context: StageContext) -> bool:
         """Say whether prompt and response are turns: as it is asked for, else as the model was trained, else where its
         tokenizer has a template."""
-        trained = read_training_layout(self.model)
+        trained = read_training_layout(self._folder)
         prompts = trained.prompts if trained else ""
         says = {CHAT: True, TEXT: False}.get(prompts)
         is_chat = self.is_chat if self.is_chat is not None else bool(tokenizer.chat_template) if says is None else says
@@ -230,20 +238,20 @@ class ScoreResponses:
         from espalier.runtime.distributed import device
 
         has_head = False
-        if is_log_ratio_reward(self.model):
-            both = load_log_ratio_reward(self.model)
+        if is_log_ratio_reward(self._folder):
+            both = load_log_ratio_reward(self._folder)
             networks = [both.policy, both.reference]
-        elif has_head := is_reward_model(self.model):
+        elif has_head := is_reward_model(self._folder):
             if self.reference or self.is_reference_free:
                 raise BadInput(f"{self.model} is a reward model with a head: leave out stage.reference and "
                                "stage.is_reference_free")  # fmt: skip
             self._check_ends(context)
-            networks = [load_process_reward(self.model)]
+            networks = [load_process_reward(self._folder)]
         elif not self.reference and not self.is_reference_free:
             self._check_published()
             raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
         else:
-            networks = [load_policy(path) for path in (self.model, self.reference) if path]
+            networks = [load_policy(path) for path in (self._folder, self.reference) if path]
         if self.takes_last_step and not has_head:
             raise BadInput(f"stage.takes_last_step=true is for process reward models, and {self.model} has no head: "
                            "leave it out")  # fmt: skip
@@ -256,14 +264,14 @@ class ScoreResponses:
 
         remedy = ("a process reward model is for prm/score_steps; stage.takes_last_step=true takes its score of the "
                   "last step for the response's")  # fmt: skip
-        found = trained_ends(self.model)
+        found = trained_ends(self._folder)
         context.counts["ends"] = found.read_at(RESPONSES, self.model, self.takes_last_step, remedy)
 
     def _check_published(self) -> None:
         """Raises BadInput on a process reward model that others published without a head of transformers' own."""
         from espalier.models.trained_ends import trained_ends
 
-        if (found := trained_ends(self.model)).ends == STEPS:
+        if (found := trained_ends(self._folder)).ends == STEPS:
             raise BadInput(f"{self.model} is a process reward model ({found.why}): score it by prm/score_steps")
 
 

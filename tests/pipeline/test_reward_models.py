@@ -270,6 +270,26 @@ def test_responses_are_laid_out_as_the_model_was_trained(
         assert (warned in caplog.text) if warned else ("stage.is_chat says which" not in caplog.text)
 
 
+def test_a_model_of_the_hub_says_as_much_as_its_folder(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of a hub, as its client writes it, without a network."""
+    cached = tmp_path / "hub" / "models--org--policy"
+    folder = Path(shutil.copytree(chat_model, cached / "snapshots" / ("a" * 40)))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    write_training_layout(folder, TrainingLayout("responses", "text"))
+    write_records(tmp_path / "rows.jsonl", ROWS[1:])
+    own = context()
+    list(ScoreResponses(model="org/policy", is_reference_free=True).run(str(tmp_path / "rows.jsonl"), own))
+    assert own.counts["layout"] == "whole, as plain text"
+    write_training_responses(folder, map(response_hash, ROWS[1].chosen + ROWS[1].rejected), "")
+    with pytest.raises(BadInput, match="org/policy was trained on 1 of"):
+        list(ScoreResponses(model="org/policy", is_reference_free=True).run(str(tmp_path / "rows.jsonl"), context()))
+
+
 def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:
     model = load_process_reward(str(tiny_prm))
     model.save_pretrained(tmp_path / "model")

@@ -337,7 +337,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.slow), "vineppo"])
+@pytest.mark.parametrize("name", ["ppo", "vineppo"])
 def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
     name: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -119,7 +119,6 @@ def test_an_estimator_that_asks_and_does_not_say_so_gets_one_clear_error(make: M
         trainer.run()
 
 
-@pytest.mark.slow
 def test_a_weight_that_is_lost_in_sleep_and_has_a_good_receipt_ends_the_run(make: Make) -> None:
     trainer, _ = make("losing", True, keeps_losing="model.layers.0.mlp.down_proj.weight")
     with pytest.raises(ProbeFailed, match="the engine read every tensor as it was sent"):

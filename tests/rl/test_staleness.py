@@ -238,7 +238,6 @@ def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     assert len(read_metrics(tmp_path / "run")) == 6
 
 
-@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:

@@ -171,7 +171,6 @@ def kill(client: DataParallelEngines, number: int) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_started_anew_has_no_request_before_it_has_the_weights_of_now(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, max_replaced=1) as client:
