@@ -3,7 +3,8 @@ it kept.
 
 `full` keeps each layer's input and computes the rest again: about a third more compute. `selective` (Korthikanti et al.
 2022, arXiv 2205.05198) also keeps what matrix products and fused attention give, whose computation costs most per
-byte, and computes again what lies between: norms, activations, rotations, sums (and flex attention). Gradients are the same in all cases.
+byte, and computes again what lies between: norms, activations, rotations, sums (and flex attention). Gradients are the
+same in all cases.
 """
 
 from collections import defaultdict
