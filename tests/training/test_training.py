@@ -325,12 +325,14 @@ def test_a_resume_on_other_examples_is_refused(tiny_policy: Path, tmp_path: Path
         other.run()
 
 
-def test_a_resume_on_another_number_of_ranks_is_refused(
+def test_a_resume_on_another_number_of_ranks_is_refused_where_an_engine_cannot(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = make_loop(tiny_policy, tmp_path)
     checkpoint.save(tmp_path, loop.engine, TrainState(1, "data"), keep=1)
     monkeypatch.setattr(checkpoint, "world_size", lambda: 2)
+    assert checkpoint.resume(tmp_path, loop.engine, "data") == 1
+    monkeypatch.setattr(type(loop.engine), "resumes_on_any_ranks", False)
     with pytest.raises(BadCheckpoint, match="was written by 1 ranks, not 2: start as many again"):
         checkpoint.resume(tmp_path, loop.engine, "data")
 
