@@ -233,6 +233,7 @@ sleep 60 & wait
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             server = int((folder / "pid").read_text())
+            time.sleep(0.5)  # until the script waits
             os.kill(running.pid, number)
             if number == signal.SIGINT:
                 os.killpg(running.pid, number)  # as a terminal does
