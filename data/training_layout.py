@@ -66,6 +66,19 @@ class PromptReader:
         return BOTH if len(found) == 2 else CHAT if found == {True} else TEXT
 
 
+def unlike_training(folder: str, tokenizer: Any, prompt_ids: Sequence[int]) -> str:
+    """Return in words that a model was trained on turns of a chat template and reads plain text, or the other way
+    round; "" where it does not, and where its folder does not say it. Raises BadInput on a file that cannot be read."""
+    trained = read_training_layout(folder)
+    if trained is None or trained.prompts == BOTH or not prompt_ids:
+        return ""
+    found = CHAT if PromptReader(tokenizer).is_chat(prompt_ids) else TEXT
+    words = {CHAT: "turns of a chat template", TEXT: "plain text"}
+    if found == trained.prompts:
+        return ""
+    return f"was trained on prompts that are {words[trained.prompts]}, and these are {words[found]}"
+
+
 def write_training_layout(folder: Path, layout: TrainingLayout) -> None:
     """Write the file of a model that was trained so."""
     (folder / FILE).write_text(json.dumps(vars(layout)) + "\n")

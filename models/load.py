@@ -195,6 +195,7 @@ def from_pretrained(
 def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool | str = False) -> PreTrainedModel:
     """Return a causal language model. `attention`: one of `packed_attention.KERNELS`; all but
     auto, eager and sdpa need a CUDA GPU. `gradient_checkpointing`: false, true or selective (`models.recompute`)."""
+    recomputes(gradient_checkpointing)  # another setting is refused before anything is read
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
     checkpoint_gradients(model, gradient_checkpointing)

@@ -20,6 +20,7 @@ from espalier.models.fused_norm import fuse_norms
 from espalier.models.in_parts import whole_shape
 from espalier.models.last_layer import read_last_layer
 from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
+from espalier.models.recompute import recomputes
 
 
 def load_process_reward(
@@ -96,6 +97,7 @@ def _load(
     path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool | str, has_fresh_head: bool = False
 ) -> PreTrainedModel:
     """Return the network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
+    recomputes(gradient_checkpointing)  # another setting is refused before anything is read
     config = load_config(path)
     is_trained = _is_scalar(config) and not has_fresh_head
     if is_trained and num_labels not in (None, config.num_labels):

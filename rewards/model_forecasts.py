@@ -20,8 +20,10 @@ from espalier.data.jsonl import read_records
 from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, forecast_prompt, read_answers
 from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
 from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.training_layout import RESPONSES
+from espalier.models.frozen_reward import load_frozen_reward
 from espalier.models.load import load_tokenizer
-from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.scalar_head import scores_from_logits
 from espalier.models.text_writer import TextWriter
 from espalier.rewards.process import row_logits
 from espalier.rewards.score import Score, ScoreRange
@@ -32,7 +34,7 @@ class TextScorer:
 
     def __init__(self, path: str, batch_tokens: int, attention: str):
         self.path, self.batch_tokens = path, batch_tokens
-        self.model: Any = load_process_reward(path, attention=attention).requires_grad_(False).eval()
+        self.model: Any = load_frozen_reward(path, RESPONSES, attention).eval()
         self.tokenizer = load_tokenizer(path)
 
     @torch.inference_mode()

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.models.scalar_head import ScoresSteps, load_process_reward, scores_from_logits
+from espalier.data.training_layout import RESPONSES
+from espalier.models.frozen_reward import PromptWatch, load_frozen_reward
+from espalier.models.scalar_head import ScoresSteps, scores_from_logits
 from espalier.rewards.process import row_logits
 from espalier.rewards.score import ANYTHING, Score, ScoreRange, clipped
 
@@ -52,7 +54,8 @@ class OutcomeModelReward:
     of a model with classes). A logit is normalised where there is a `normaliser`. The score is clipped to at most
     `limit` away from 0 where `limit` is above 0. `batch_tokens` bounds the padded size of a forward pass.
 
-    Raises BadInput on another form, on logits of a model with classes, and on a normaliser of probabilities.
+    Raises BadInput on another form, on logits of a model with classes, on a normaliser of probabilities, and on a
+    process reward model, unless `takes_last_step`: then its score of the last step is the response's.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class OutcomeModelReward:
         form: str = "logit",
         limit: float = 0.0,
         normaliser: str = "",
+        takes_last_step: bool = False,
         batch_tokens: int = 16384,
         attention: str = "auto",
     ):
-        self.model: Any = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.model: Any = load_frozen_reward(path, RESPONSES, attention, is_asked_for=takes_last_step)
+        self.prompts = PromptWatch(path)
         if isinstance(self.model, ScoresSteps):
             raise BadInput(f"{path} scores steps by the log-ratio of two policies: choose a process reward")
         if form not in ("logit", "probability"):
@@ -94,6 +99,7 @@ class OutcomeModelReward:
         rows = [[*trajectory.prompt_ids, *trajectory.response_ids] for trajectory in trajectories]
         if not all(rows):
             raise BadInput(f"trajectory '{trajectories[rows.index([])].id}' has no token ids")
+        self.prompts(trajectories)
         values = [self._value(read) for read in last_logits(self.model, rows, self.batch_tokens)]
         return [Score(value, parts={"outcome_model": value}) for value in values]
 

@@ -13,11 +13,13 @@ import torch
 from espalier.data.batches.packing import Layout, in_batches, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends, step_tokens
+from espalier.data.training_layout import STEPS
+from espalier.models.frozen_reward import PromptWatch, check_trained_ends, load_frozen_reward
 from espalier.models.inputs import model_inputs
 from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast
-from espalier.models.scalar_head import ScoresSteps, load_process_reward, scores_from_logits
+from espalier.models.scalar_head import ScoresSteps, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
 
 
@@ -143,9 +145,10 @@ def step_reward_range(form: str, offset: float, limit: float) -> Interval:
 
 def _network(path: str, attention: str, engines: Any) -> Any:
     if engines is None:
-        return load_process_reward(path, attention=attention).requires_grad_(False)
+        return load_frozen_reward(path, STEPS, attention)
     from espalier.rewards.engine_scores import EngineScoredModel
 
+    check_trained_ends(path, STEPS)
     return EngineScoredModel(path, engines)
 
 
@@ -157,8 +160,8 @@ class ProcessReward:
 
     Each reward is clipped to at most `limit` away from 0 where `limit` is above 0. `batch_tokens` bounds the
     padded size of a forward pass. With `engines` (a `rewards.engine_scores.TokenScorer`) these score, and start with
-    the first solutions; None: transformers in this process. Raises BadInput on a form that does not exist or a
-    temperature not above 0.
+    the first solutions; None: transformers in this process. Raises BadInput on a form that does not exist, a
+    temperature not above 0, and an outcome model.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class ProcessReward:
         if temperature <= 0:
             raise BadInput(f"the temperature of a process reward must be above 0, got {temperature:g}")
         self.model: Any = _network(path, attention, engines)
+        self.prompts = PromptWatch(path)
         self.form, self.offset, self.temperature = form, offset, temperature
         self.limit, self.batch_tokens = limit, batch_tokens
 
@@ -200,6 +204,7 @@ class ProcessReward:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""
+        self.prompts(trajectories)
         rows = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         rewarded = []
         for scores in rows:

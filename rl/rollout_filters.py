@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from espalier.data.records import BadInput
-from espalier.models.scalar_head import load_process_reward
+from espalier.data.training_layout import STEPS
+from espalier.models.frozen_reward import PromptWatch, load_frozen_reward
 from espalier.rewards.process import score_trajectories
 from espalier.rl.types import RolloutGroup
 
@@ -56,7 +57,8 @@ class ProcessConsistencyFilter:
         if num_kept < 1 or long_steps < 0 or penalty < 0:
             raise BadInput(f"filter.num_kept must be at least 1, filter.penalty and filter.long_steps at least 0, got "
                            f"{num_kept}, {penalty:g} and {long_steps}")  # fmt: skip
-        self.model = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.model = load_frozen_reward(path, STEPS, attention)
+        self.prompts = PromptWatch(path)
         self.num_kept, self.filters_wrong, self.batch_tokens = num_kept, filters_wrong, batch_tokens
         self.penalty, self.long_steps = penalty, long_steps
 
@@ -71,6 +73,7 @@ class ProcessConsistencyFilter:
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Score the steps of all rollouts and choose."""
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        self.prompts(trajectories)
         scores = iter(score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens))
         return [self.choose(group, [next(scores) for _ in group.rollouts]) for group in groups]
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from espalier.data.records import BadInput
-from espalier.models.scalar_head import load_process_reward
+from espalier.data.training_layout import STEPS
+from espalier.models.frozen_reward import PromptWatch, load_frozen_reward
 from espalier.rewards.process import score_trajectories
 from espalier.rl.credit.process_credit import FORMS, credit_rollouts
 from espalier.rl.estimator_context import EstimatorContext
@@ -37,7 +38,8 @@ class ProcessValueAdvantage:
     ):
         if form not in FORMS:
             raise BadInput(f"advantage.form must be one of {', '.join(FORMS)}, got '{form}'")
-        self.model = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.model = load_frozen_reward(path, STEPS, attention)
+        self.prompts = PromptWatch(path)
         self.form, self.weight, self.batch_tokens = form, weight, batch_tokens
 
     def to(self, device: torch.device) -> None:
@@ -54,6 +56,7 @@ class ProcessValueAdvantage:
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        self.prompts(trajectories)
         scores = from_main_rank(
             lambda: score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         )

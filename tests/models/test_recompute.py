@@ -76,3 +76,5 @@ def test_what_drops_behind_fused_attention_drops_the_same_in_the_second_pass(sha
 def test_another_setting_is_one_line(setting: Any, tiny_policy: Path) -> None:
     with pytest.raises(BadInput, match=r"^model\.gradient_checkpointing must be false, true or selective, got"):
         load_policy(str(tiny_policy), "sdpa", setting)
+    with pytest.raises(BadInput, match=r"^model\.gradient_checkpointing"):  # before anything is read
+        load_policy("no/such/folder", gradient_checkpointing=setting)

@@ -2,23 +2,30 @@
 
 import math
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from espalier.data.records import BadInput, Trajectory
+from espalier.data.training_layout import TrainingLayout, write_training_layout
+from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.composed import ComposedReward, compose
 from espalier.rewards.format import FormatReward
 from espalier.rewards.length import LengthPenalty
+from espalier.rewards.model_forecasts import TextScorer
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import ProcessReward, minimum_weights, step_reward_range, step_rewards
 from espalier.rewards.score import Reward, Score, ScoreRange
+from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.combinations import reward_range
+from espalier.rl.rollout_filters import ProcessConsistencyFilter
 
 
 def make_trajectory(name: str, response: str, num_tokens: int, is_correct: bool, finish: str = "stop") -> Trajectory:
@@ -155,6 +162,7 @@ def reward_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) ->
         torch.nn.init.normal_(parameter, std=0.1)
     path = tmp_path_factory.mktemp("reward") / "model"
     model.save_pretrained(path)
+    load_tokenizer(str(tiny_policy)).save_pretrained(path)
     return path
 
 
@@ -188,6 +196,52 @@ def test_what_a_reward_model_cannot_do_is_told(tiny_policy: Path, tmp_path: Path
         OutcomeModelReward(str(tmp_path / "classes"))
     with pytest.raises(BadInput, match="one of score, progress, minimum"):
         ProcessReward(str(tmp_path / "classes"), form="sum")
+
+
+def of_layout(model: Path, folder: Path, scores: str, prompts: str = "text") -> str:
+    """A copy of a model whose folder says how it was trained to read."""
+    shutil.copytree(model, folder)
+    write_training_layout(folder, TrainingLayout(scores, prompts))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", [
+    ProcessReward,
+    ProcessValueAdvantage,
+    lambda path: ProcessConsistencyFilter(path, 2),
+    lambda path: ProcessReward(path, engines=object()),
+])  # fmt: skip
+def test_an_outcome_model_is_not_read_after_every_step(kind: Any, reward_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="was trained on responses and not on steps"):
+        kind(of_layout(reward_model, tmp_path / "outcome", "responses"))
+    kind(of_layout(reward_model, tmp_path / "process", "steps"))
+
+
+def test_the_last_step_of_a_process_reward_model_is_taken_where_it_is_asked_for(
+    reward_model: Path, tmp_path: Path
+) -> None:
+    path = of_layout(reward_model, tmp_path / "process", "steps")
+    for kind in (OutcomeModelReward, lambda path: TextScorer(path, 100, "auto")):
+        with pytest.raises(BadInput, match=r"was trained on steps and not on responses.*reward=process"):
+            kind(path)
+    (score,) = OutcomeModelReward(path, form="probability", takes_last_step=True)([WRONG])
+    (steps,) = ProcessReward(path, form="score", offset=0.0)([WRONG])
+    assert score.outcome == pytest.approx(steps.steps[-1], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [OutcomeModelReward, ProcessReward])
+def test_prompts_unlike_those_of_training_are_named_once(
+    kind: Any, reward_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = "responses" if kind is OutcomeModelReward else "steps"
+    for prompts, number in (("chat", 1), ("text", 0), ("both", 0)):
+        path = of_layout(reward_model, tmp_path / prompts, ends, prompts)
+        caplog.clear()
+        reward = kind(path)
+        reward([RIGHT, WRONG])
+        reward([WRONG])
+        said = "was trained on prompts that are turns of a chat template, and these are plain text"
+        assert caplog.text.count(said) == number
 
 
 def test_a_response_that_is_too_short_counts_as_one_that_did_not_end() -> None:

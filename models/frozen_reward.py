@@ -1,0 +1,53 @@
+"""A reward model that is read and not trained, by rewards, advantages and filters: at the ends that it was trained on,
+and with a word where its prompts are others than those of its training."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from espalier.data.records import Trajectory
+from espalier.data.training_layout import RESPONSES, STEPS, read_training_layout, unlike_training
+from espalier.models.hub_snapshot import local_model
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward
+from espalier.models.trained_ends import trained_ends
+
+log = logging.getLogger(__name__)
+_REMEDIES = {
+    STEPS: "name a process reward model; an outcome model is for reward=outcome_model",
+    RESPONSES: "name an outcome model; a process reward model is for reward=process, and takes_last_step=true of an "
+    "outcome_model takes its score of the last step for the response's",
+}
+
+
+def check_trained_ends(path: str, ends: str, is_asked_for: bool = False) -> None:
+    """Raise BadInput where a model was trained on other `ends` (STEPS or RESPONSES) than those at which it is read,
+    unless that `is_asked_for`; warn where nothing says on which."""
+    trained_ends(local_model(path), path).read_at(ends, path, is_asked_for, _REMEDIES[ends])
+
+
+def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_for: bool = False) -> Any:
+    """Return a reward model without gradients (`load_process_reward`), to be read at `ends`. Raises BadInput as
+    `check_trained_ends` does."""
+    check_trained_ends(path, ends, is_asked_for)
+    return load_process_reward(path, attention=attention).requires_grad_(False)
+
+
+class PromptWatch:
+    """Warns once where a model that was trained here on turns of a chat template reads plain text, or the other way
+    round, by the first trajectory that it is asked about."""
+
+    def __init__(self, path: str):
+        self.path, self._is_done = path, False
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> None:
+        """Look at the first prompt that has token ids, and never again."""
+        first = next((row for row in trajectories if row.prompt_ids), None)
+        if self._is_done or first is None:
+            return
+        self._is_done = True
+        folder = local_model(self.path)
+        if read_training_layout(folder) is None:
+            return
+        if words := unlike_training(folder, load_tokenizer(folder), first.prompt_ids):
+            log.warning("%s %s: its scores of the policy's responses may say nothing", self.path, words)
