@@ -57,7 +57,7 @@ serve() {
 end_server() {
   if [[ -n ${server:-} ]]; then
     kill "$server" 2>/dev/null || true
-    wait "$server" || true
+    wait "$server" 2>/dev/null || true  # after a signal bash no longer knows it as its child
     unset ESPALIER_SERVER ESPALIER_SERVER_MODEL ESPALIER_SERVER_PID server
   fi
 }

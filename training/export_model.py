@@ -6,6 +6,7 @@ The model is built as the run built it (its class, its head, its adapters) and t
 one process or of any DeepSpeed ZeRO stage and number of ranks. Adapters are merged, and stand in `adapter/` too.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from espalier.data.records import BadInput
+from espalier.data.trained_on import copy_trained_on
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import write_bits
 from espalier.models.quantised import round_weights
@@ -24,6 +26,10 @@ from espalier.runtime.manifest import write_folder
 from espalier.training.checkpoint import Best, read_state, select
 from espalier.training.deepspeed_checkpoint import full_weights, is_deepspeed_checkpoint
 from espalier.training.engine import load_weights
+from espalier.training.example_cache import stored_examples
+from espalier.training.trained_on import write_trained_on
+
+log = logging.getLogger("stage")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -96,10 +102,12 @@ class ExportModel:
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
         def write(partial: Path) -> None:
+            self._say_trained_on(partial, tokenizer, context)
             whole = model
             if lora:
                 model.save_pretrained(partial / "adapter")
                 write_bits(partial / "adapter", bits)
+                copy_trained_on(partial, partial / "adapter")
                 (partial / "adapter" / "README.md").unlink(missing_ok=True)
                 whole = model.merge_and_unload(safe_merge=True)
             whole.to(DTYPES[self.dtype]).save_pretrained(partial)
@@ -107,3 +115,18 @@ class ExportModel:
 
         write_folder(context.output, write)
         context.counts.update(step=read_state(self.folder).step, parameters=model.num_parameters())
+
+    def _say_trained_on(self, folder: Path, tokenizer: Any, context: Context) -> None:
+        """Write what the run trains on: as its own model says it, or, where it has none yet, by its examples."""
+        finished = Path(self.run_dir) / "model"
+        if finished.is_dir():
+            copy_trained_on(finished, folder)
+            return
+        try:
+            examples = stored_examples(self.config["examples"], tokenizer)
+        except (BadInput, KeyError) as error:
+            context.counts["trained_on"] = "not known"
+            log.warning("%s does not say what it was trained on: the examples of %s cannot be read (%s)",
+                        context.output, self.run_dir, error)  # fmt: skip
+            return
+        write_trained_on(folder, examples, tokenizer, self.config["model"])

@@ -11,12 +11,9 @@ from typing import Any
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.example_view import of_each_kind, token_text, view
-from espalier.data.examples.stored_examples import StoredExamples, column_of, longest_of
-from espalier.data.seen_responses import write_training_responses
-from espalier.data.training_layout import write_training_layout
-from espalier.data.training_problems import write_training_problems
+from espalier.data.examples.stored_examples import StoredExamples, longest_of
+from espalier.data.trained_on import copy_trained_on
 from espalier.models.in_parts import whole_shape
-from espalier.models.load import is_reward_model
 from espalier.models.lora import merge_adapter, write_bits
 from espalier.models.packing_check import choose_layout, is_cut, packing_of
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
@@ -45,7 +42,7 @@ from espalier.training.guards import (
     check_targets,
 )
 from espalier.training.loop import Loop
-from espalier.training.trained_responses import check_benchmarks, trained_layout, trained_responses
+from espalier.training.trained_on import check_benchmarks, write_trained_on
 
 log = logging.getLogger("train")
 
@@ -191,8 +188,8 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
 
 
 def save_model(loop: Loop, tokenizer: Any) -> None:
-    """model/, a standard folder; with adapters also adapter/, from which model/ is merged. A model trained on steps
-    or pairs says of which problems they were (`data.training_problems`), and how their rows were laid out."""
+    """model/, a standard folder; with adapters also adapter/, from which model/ is merged. Both say what was trained on
+    (`data.trained_on`)."""
     config, adapter = loop.config, loop.run_dir / "adapter"
 
     def write_adapter(folder: Path) -> None:
@@ -200,26 +197,18 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
         if rank() == 0:
             write_bits(folder, int(config.lora.get("bits", 0)))
+            write_trained_on(folder, loop.loader.examples, tokenizer, config.model)
 
     def write(folder: Path) -> None:
         if not config.lora:
             loop.engine.save_model(folder)
+            if rank() == 0:
+                write_trained_on(folder, loop.loader.examples, tokenizer, config.model)
         elif rank() == 0:
             merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
+            copy_trained_on(adapter, folder)
         if rank() == 0:
             tokenizer.save_pretrained(folder)
-            problems = set(column_of(loop.loader.examples, "problem_id", "")) - {""}
-            start = config.model["path"]
-            is_reward = is_reward_model(start)
-            if problems:
-                # what a policy saw before is not seen by the head of a reward model that is trained from it
-                from_policy = is_reward_model(str(folder)) and not is_reward
-                earlier, policy = ("", start) if from_policy else (start, "")
-                write_training_problems(folder, problems, earlier, is_reward, policy)
-            if responses := trained_responses(loop.loader.examples, tokenizer):
-                write_training_responses(folder, responses, start, is_reward)
-            if layout := trained_layout(loop.loader.examples, tokenizer):
-                write_training_layout(folder, layout)
 
     if config.lora:
         write_folder(adapter, write_adapter)

@@ -3,14 +3,11 @@
 python run_stage.py -cn prm/export_classifier stage.model=experiments/quickstart/prm/model output=DIR
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.data.seen_responses import FILE as RESPONSES
-from espalier.data.training_layout import FILE as LAYOUT
-from espalier.data.training_problems import FILE as PROBLEMS
+from espalier.data.trained_on import copy_trained_on
 from espalier.pipeline.prm.step_inputs import TASK, TOKENS, choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import weight_files, write_folder
@@ -48,9 +45,7 @@ class ExportClassifier:
 
         def write(partial: Path) -> None:
             write_classifier(model, tokenizer, partial)
-            for name in (PROBLEMS, RESPONSES, LAYOUT):
-                if (Path(folder) / name).is_file():
-                    shutil.copyfile(Path(folder) / name, partial / name)
+            copy_trained_on(Path(folder), partial)
 
         write_folder(context.output, write)
         context.counts.update(layout=layout, labels=model.config.num_labels, parameters=model.num_parameters())

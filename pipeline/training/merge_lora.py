@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from espalier.data.records import BadInput
+from espalier.data.trained_on import copy_trained_on
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import base_of_adapter, merge_adapter
 from espalier.pipeline.stage import StageContext
@@ -44,6 +45,7 @@ class MergeLora:
         def write(partial: Path) -> None:
             merged.to(DTYPES[self.dtype]).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+            copy_trained_on(Path(self.adapter), partial)
 
         write_folder(context.output, write)
         context.counts.update(parameters=merged.num_parameters())

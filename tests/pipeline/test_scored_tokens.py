@@ -20,7 +20,7 @@ from espalier.data.training_layout import PromptReader, TrainingLayout, read_tra
 from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row
 from espalier.pipeline.stage import StageContext
 from espalier.training.loop_from_config import save_model
-from espalier.training.trained_responses import trained_layout
+from espalier.training.trained_on import trained_layout
 from tests.training.test_training import STEPS, make_loop
 
 CHAT = (

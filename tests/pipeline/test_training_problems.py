@@ -121,7 +121,7 @@ def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_takes_them
     save_model(loop, tokenizer)
     policy = str(tmp_path / "dpo" / "model")
     assert read_training_problems(policy) == {problem_hash("paired")}
-    loop = make_loop(tiny_policy, tmp_path / "prm", "process reward", model={"path": policy})
+    loop = make_loop(tiny_policy, tmp_path / "prm", "process reward", model={"path": policy, "num_labels": 1})
     loop.loader.examples = [p for row in STEPS for p in prefix_examples(replace(row, problem_id="mine"))]
     save_model(loop, tokenizer)
     prm = str(tmp_path / "prm" / "model")

@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from benchmarks.processes.forked import exit_code, start_program
 from espalier.data.records import BadInput
+from espalier.data.training_layout import TrainingLayout, read_training_layout
+from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.models.load import load_policy
 from espalier.pipeline.training.merge_lora import MergeLora
 from espalier.runtime.entrypoint import compose_config
@@ -178,7 +180,20 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
         model.path={tiny_policy} examples.path={tmp_path}/values.jsonl output_dir={tmp_path}/run""".split()
     run(TRAINER, log, *words)
     run(STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/out")
-    for folder in ("run/model", "out"):
+    run(STAGE, log, "-cn", "training/merge_lora", f"stage.adapter={tmp_path}/run/adapter", f"output={tmp_path}/merged")
+    (tmp_path / "run" / "model").rename(tmp_path / "finished")  # as a run that was ended before
+    run(STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/early")
+    (tmp_path / "values.jsonl").rename(tmp_path / "moved.jsonl")
+    printed = run(
+        STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/poor"
+    )
+    assert "poor does not say what it was trained on: the examples of" in printed
+    says = {name: [read_training_layout(str(tmp_path / name)), read_training_problems(str(tmp_path / name))]
+            for name in ("finished", "run/adapter", "merged", "out", "out/adapter", "early", "poor")}  # fmt: skip
+    assert says.pop("poor") == [None, None]
+    assert all(one == says["finished"] for one in says.values())
+    assert says["finished"] == [TrainingLayout("steps", "text"), {problem_hash(f"t{i}") for i in range(8)}]
+    for folder in ("finished", "out"):
         model, found = AutoModelForTokenClassification.from_pretrained(tmp_path / folder, output_loading_info=True)
         assert not found["missing_keys"]
         assert not found["unexpected_keys"]

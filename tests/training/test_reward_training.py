@@ -26,7 +26,7 @@ from espalier.training.engine import TorchEngine
 from espalier.training.loop_from_config import make_engine
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
-from espalier.training.trained_responses import check_benchmarks, trained_responses
+from espalier.training.trained_on import check_benchmarks, trained_responses
 from tests.support.objective_cases import Fixed
 from tests.support.root_config import root_config
 

@@ -1,16 +1,20 @@
-"""What a run of steps, preferences or judged responses trains on: how its rows are laid out, and its responses, by the
-hashes of `data.seen_responses`; rows of a benchmark among them are refused."""
+"""What a run of steps, preferences or judged responses trains on: its problems, its responses by the hashes of
+`data.seen_responses`, and how its rows are laid out; rows of a benchmark among them are refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from espalier.data.examples.stored_examples import column_of
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
 from espalier.data.jsonl import read_records
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import BadInput
-from espalier.data.seen_responses import response_hash, seen_rows
+from espalier.data.seen_responses import response_hash, seen_rows, write_training_responses
 from espalier.data.steps import Decoder
-from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, TrainingLayout
+from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, TrainingLayout, write_training_layout
+from espalier.data.training_problems import write_training_problems
+from espalier.models.load import is_reward_model
 
 
 def trained_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
@@ -43,6 +47,23 @@ def trained_layout(examples: Sequence[Any], tokenizer: Any) -> TrainingLayout | 
 
     found = PromptReader(tokenizer).layout(prompts())
     return TrainingLayout(kinds.pop(), found) if len(kinds) == 1 else None
+
+
+def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, model: Mapping[str, Any]) -> None:
+    """Write the files of `data.trained_on` of a model that was trained on these examples; `model`: the config node that
+    it was built from."""
+    problems = set(column_of(examples, "problem_id", "")) - {""}
+    start = str(model["path"])
+    is_reward = is_reward_model(start)
+    if problems:
+        # what a policy saw before is not seen by the head of a reward model that is trained from it
+        from_policy = model.get("num_labels") is not None and not is_reward
+        earlier, policy = ("", start) if from_policy else (start, "")
+        write_training_problems(folder, problems, earlier, is_reward, policy)
+    if responses := trained_responses(examples, tokenizer):
+        write_training_responses(folder, responses, start, is_reward)
+    if layout := trained_layout(examples, tokenizer):
+        write_training_layout(folder, layout)
 
 
 def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: Any, path: str) -> None:
