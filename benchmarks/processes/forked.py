@@ -10,15 +10,19 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from espalier.runtime.process_lifetime import die_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def start(work: Callable[[], None]) -> int:
-    """Return the process id of a child that does `work` and ends with its exit code; 99 after an error."""
+    """Return the process id of a child that does `work` and ends with its exit code; 99 after an error. It is stopped
+    (SIGTERM) when the thread that called this is gone."""
     gc.collect()
     pid = os.fork()
     if pid:
         return pid
+    die_with_parent()
     gc.freeze()  # what the parent leaves (groups of processes, with threads that are not here) is not ended here too
     code = 99
     try:
