@@ -43,8 +43,10 @@ METHODS = ("sft", "dpo", "prm", "grpo")
 SPEED_GOALS = {"default": 1.5, "best": 1.0}
 ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
-# Of ours: a step is cut into passes of about so many tokens, which bounds what activations take.
-OWN = ("update.micro_batch_tokens=256",)
+# Of ours: SFT, whose scores of the vocabulary take the most, in passes of about so many tokens; of the others a step is
+# one pass that computes again what is cheap.
+ONE_PASS = ("update.micro_batch_tokens=1024", "model.gradient_checkpointing=selective")
+OWN = {"sft": ("update.micro_batch_tokens=256",), "dpo": ONE_PASS, "prm": ONE_PASS}
 # Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. DPO has no padding-free
 # batches at the moment (1.16 falls back to padding), process rewards never had.
 BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
@@ -53,7 +55,7 @@ BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": N
 def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
     """Return how a side is started, and its PYTHONPATH."""
     if side == "product":
-        return [sys.executable, "-m", "benchmarks.training.product", str(folder), method, *OWN], str(ROOT)
+        return [sys.executable, "-m", "benchmarks.training.product", str(folder), method, *OWN[method]], str(ROOT)
     whole_step = {"micro": read_settings(folder, method).batch_size}
     options = json.dumps(BEST[method] | whole_step if side == "best" else {})
     peer = [arguments.trl_python, "-m", "benchmarks.training.peer", str(folder), method, side, "--options", options]

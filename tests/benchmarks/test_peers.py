@@ -140,7 +140,7 @@ def test_a_tiny_network_is_written_as_its_shape_says_and_read_back(tmp_path: Pat
 def test_the_product_and_a_bare_loop_have_the_same_losses_on_a_tiny_network(tmp_path: Path) -> None:
     folder = PLAN.data(tmp_path)
     assert PLAN.data(tmp_path) == folder
-    own = [sys.executable, "-m", "benchmarks.training.product", str(folder), "sft", *OWN]
+    own = [sys.executable, "-m", "benchmarks.training.product", str(folder), "sft", *OWN["sft"]]
     found = run_side(own, str(ROOT), 1, {"max_steps": 2})
     bare = [sys.executable, "-m", "benchmarks.training.plain_loop", str(folder)]
     other = run_side(bare, str(ROOT), 1, {"step_ids": found["step_ids"]})
