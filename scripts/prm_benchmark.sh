@@ -12,6 +12,8 @@
 #              an outcome reward model, which reads responses of pairs= as a whole; A,B: one for each model
 # file=, format=processbench  judged solutions: prm800k, math_shepherd, math_aps, processbench, prmbench, bigbench_mistake,
 #              trl; they give first errors, step scores, pairs, AUC of inner and last steps, calibration
+#              file= and pairs= are files of JSON lines, JSON or Parquet, folders of Parquet files, or names of data sets
+#              of the hub: file=Qwen/ProcessBench import.stage.split=gsm8k, pairs=OWNER/NAME compare.stage.split=test
 # threshold=null  a number in [0, 1], or null: chosen on tune_share of the problems
 # samples=     trajectories of task=NAME split=SPLIT, several per problem: best of n and votes by the scores
 # pairs=, pairs_format=pairs  preferences: rows of prompt, chosen, rejected (texts, or lists of messages; UltraFeedback;
@@ -61,12 +63,22 @@ fits evaluate run_stage.py prm/evaluate_prm_benchmarks
 fits choose run_stage.py evaluation/evaluate
 fits calibrate run_stage.py prm/prm_calibration
 mkdir -p "$run"
+# read_from SOURCE: $source, the arguments of an import that reads this file, folder or data set of the hub
+read_from() {
+  if [[ -d $1 || ( ! -e $1 && $1 =~ ^[^/.]+/[^/]+$ && ! $1 =~ \.(jsonl?|parquet|gz)$ ) ]]; then
+    source=(input= stage.hub="$1")
+  else
+    source=(input="$1")
+  fi
+}
 if [[ -n $file ]]; then
-  stage import "$python" run_stage.py -cn prm/import_steps input="$file" output="$run/solutions.jsonl" \
+  read_from "$file"
+  stage import "$python" run_stage.py -cn prm/import_steps "${source[@]}" output="$run/solutions.jsonl" \
     stage.format="$format" "${import_settings[@]}"
 fi
 if [[ -n $pairs ]]; then
-  stage compare "$python" run_stage.py -cn evaluation/import_comparisons input="$pairs" output="$run/pairs.jsonl" \
+  read_from "$pairs"
+  stage compare "$python" run_stage.py -cn evaluation/import_comparisons "${source[@]}" output="$run/pairs.jsonl" \
     stage.layout="$pairs_format" "${compare_settings[@]}"
   if [[ $read_as != whole ]]; then
     stage split "$python" run_stage.py -cn prm/split_responses input="$run/pairs.jsonl" \

@@ -138,6 +138,18 @@ def test_pairs_are_scored_by_steps_or_as_a_whole(script: Script) -> None:
     assert {"stage.model=y", "stage.is_chat=true", "output=b/2/response_scores.jsonl"} <= set(commands[4])
 
 
+def test_judged_solutions_and_pairs_are_files_or_data_sets_of_the_hub(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    (script.checkout / "folder").mkdir()
+    for named_source, read in {
+        "file.json": {"input=file.json"}, "data/file.jsonl": {"input=data/file.jsonl"},
+        "Qwen/ProcessBench": {"input=", "stage.hub=Qwen/ProcessBench"}, "folder": {"input=", "stage.hub=folder"},
+    }.items():  # fmt: skip
+        for key, config in (("file", "prm/import_steps"), ("pairs", "evaluation/import_comparisons")):
+            (command,) = named(script("prm=a", f"{key}={named_source}", "run=b", name="prm_benchmark.sh"), config)
+            assert {word for word in command if word.startswith(("input=", "stage.hub="))} == read
+
+
 @pytest.mark.parametrize(("name", "given"), [
     ("iterate.sh", "method=restem prm.update.learning_rate=1e-6"),
     ("iterate.sh", "method=dpo_positive complete.params.n=2"),
