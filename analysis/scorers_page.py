@@ -88,28 +88,32 @@ def _steps(scorer: Scorer) -> Cells:
 
 
 def _pairs(scorer: Scorer) -> Cells:
-    return _by_aggregate(_part(scorer.benchmark, "pairs"))
+    return _by_aggregate(scorer.benchmark)
 
 
 def _preferences(scorer: Scorer) -> Cells:
     own = scorer.pairs
     if own is None or "subsets" not in own:
-        return _by_aggregate(_part(own, "pairs"))
+        return _by_aggregate(own)
     cells = {"pairs": str(own["num_rows"]), "the response as a whole": _cell(own["accuracy"])}
     subsets = own["subsets"] if len(own["subsets"]) > 1 else {}
     cells |= {f"the response as a whole, {name}": _cell(figure) for name, figure in subsets.items()}
     return cells | {"ties": str(own["num_ties"]), "without a score": str(own["num_without_scores"])}
 
 
-def _by_aggregate(own: Mapping[str, Any] | None) -> Cells:
-    if own is None:
+def _by_aggregate(document: Mapping[str, Any] | None) -> Cells:
+    own = _part(document, "pairs")
+    if document is None or own is None:
         return {}
     parts = {how: part for how, part in own.items() if isinstance(part, Mapping)}
     cells = {"pairs": str(own["num_pairs"])}
     for how, part in parts.items():
         cells[f"by {how}"] = _cell(part["overall"]["pair_accuracy"])
         cells |= {f"by {how}, {name}": _cell(figures["pair_accuracy"]) for name, figures in part["groups"].items()}
-    return cells
+    index = (document.get("index") or {}).get("pairs")
+    return cells | (
+        {"index alone: fewer steps": _cell(index["fewer_steps"]["overall"]["pair_accuracy"])} if index else {}
+    )
 
 
 def _separation(scorer: Scorer) -> Cells:
@@ -175,5 +179,6 @@ _SECTIONS = (
     ("values", "Calibration against values", _values,
      "Against Monte-Carlo values of the states that steps lead to; the last step's is the outcome."),
     ("best-of-n", "Best of n and votes", _best_of_n,
-     "Samples chosen or weighted by the scores, beside the majority's answer and pass@n."),
+     "Samples chosen or weighted by the scores, beside the majority's answer, the sample of fewest steps (what the "
+     "index alone would choose) and pass@n."),
 )  # fmt: skip

@@ -163,6 +163,7 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
         "weighted_3_product": [1.0, 1.0],  # 3 against 1 + 2 is a tie: the answer sampled first
         "weighted_3_minimum": [1.0, 1.0],
         "weighted_3_last": [1.0, 1.0],
+        "fewest_steps_of_3": [1 / 3, 2 / 3],  # all have as many: any of them
         "pass_at_1": [1 / 3, 2 / 3],
         "pass_at_2": [2 / 3, 1.0],
         "pass_at_3": [1.0, 1.0],
