@@ -126,8 +126,7 @@ def _separation(scorer: Scorer) -> Cells:
     cells = {shown: _cell(own[key], 1.0) for key, shown in names.items() if key in own}
     share = own["last_minimum"]
     if share is not None:
-        warned = " (an outcome model in disguise)" if share > MANY_LAST_MINIMA else ""
-        cells["lowest score on the last step"] = f"{100 * share:.1f}{warned}"
+        cells["lowest score on the last step"] = _last_minimum(share)
     return cells
 
 
@@ -145,7 +144,14 @@ def _values(scorer: Scorer) -> Cells:
 def _best_of_n(scorer: Scorer) -> Cells:
     own = scorer.evaluation or {}
     figures = {**own.get("accuracy", {}), **own.get("pass_at_k", {})}
-    return {name: _cell(figure) for name, figure in figures.items()}
+    cells = {name: _cell(figure) for name, figure in figures.items()}
+    return cells | {f"lowest score on the last step, {name}": _last_minimum(share)
+                    for name, share in own.get("last_minimum", {}).items()}  # fmt: skip
+
+
+def _last_minimum(share: float) -> str:
+    warned = " (an outcome model in disguise)" if share > MANY_LAST_MINIMA else ""
+    return f"{100 * share:.1f}{warned}"
 
 
 def _part(found: Mapping[str, Any] | None, name: str) -> Any:

@@ -174,9 +174,9 @@ class EvaluatePRMBenchmarks:
         steps = chosen._steps(by_index(is_right_step), Counter()) if sections["steps"] else None
         pairs = None
         if sections["pairs"]:
-            sides, chosen, rejected, _ = _sides_of(scored)
+            sides, better, other, _ = _sides_of(scored)
             fewer = -np.fromiter((len(row.scores) for row in sides), dtype=np.float64)
-            pairs = {"fewer_steps": _won(sides, chosen, rejected, fewer)}
+            pairs = {"fewer_steps": _won(sides, better, other, fewer)}
         return {"first_error": first, "steps": steps, "pairs": pairs}
 
     def _split(self, scored: JudgedScores) -> tuple[JudgedScores, JudgedScores]:
