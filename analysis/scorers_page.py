@@ -88,28 +88,32 @@ def _steps(scorer: Scorer) -> Cells:
 
 
 def _pairs(scorer: Scorer) -> Cells:
-    return _by_aggregate(_part(scorer.benchmark, "pairs"))
+    return _by_aggregate(scorer.benchmark)
 
 
 def _preferences(scorer: Scorer) -> Cells:
     own = scorer.pairs
     if own is None or "subsets" not in own:
-        return _by_aggregate(_part(own, "pairs"))
+        return _by_aggregate(own)
     cells = {"pairs": str(own["num_rows"]), "the response as a whole": _cell(own["accuracy"])}
     subsets = own["subsets"] if len(own["subsets"]) > 1 else {}
     cells |= {f"the response as a whole, {name}": _cell(figure) for name, figure in subsets.items()}
     return cells | {"ties": str(own["num_ties"]), "without a score": str(own["num_without_scores"])}
 
 
-def _by_aggregate(own: Mapping[str, Any] | None) -> Cells:
-    if own is None:
+def _by_aggregate(document: Mapping[str, Any] | None) -> Cells:
+    own = _part(document, "pairs")
+    if document is None or own is None:
         return {}
     parts = {how: part for how, part in own.items() if isinstance(part, Mapping)}
     cells = {"pairs": str(own["num_pairs"])}
     for how, part in parts.items():
         cells[f"by {how}"] = _cell(part["overall"]["pair_accuracy"])
         cells |= {f"by {how}, {name}": _cell(figures["pair_accuracy"]) for name, figures in part["groups"].items()}
-    return cells
+    index = (document.get("index") or {}).get("pairs")
+    return cells | (
+        {"index alone: fewer steps": _cell(index["fewer_steps"]["overall"]["pair_accuracy"])} if index else {}
+    )
 
 
 def _separation(scorer: Scorer) -> Cells:
@@ -122,8 +126,7 @@ def _separation(scorer: Scorer) -> Cells:
     cells = {shown: _cell(own[key], 1.0) for key, shown in names.items() if key in own}
     share = own["last_minimum"]
     if share is not None:
-        warned = " (an outcome model in disguise)" if share > MANY_LAST_MINIMA else ""
-        cells["lowest score on the last step"] = f"{100 * share:.1f}{warned}"
+        cells["lowest score on the last step"] = _last_minimum(share)
     return cells
 
 
@@ -141,7 +144,14 @@ def _values(scorer: Scorer) -> Cells:
 def _best_of_n(scorer: Scorer) -> Cells:
     own = scorer.evaluation or {}
     figures = {**own.get("accuracy", {}), **own.get("pass_at_k", {})}
-    return {name: _cell(figure) for name, figure in figures.items()}
+    cells = {name: _cell(figure) for name, figure in figures.items()}
+    return cells | {f"lowest score on the last step, {name}": _last_minimum(share)
+                    for name, share in own.get("last_minimum", {}).items()}  # fmt: skip
+
+
+def _last_minimum(share: float) -> str:
+    warned = " (an outcome model in disguise)" if share > MANY_LAST_MINIMA else ""
+    return f"{100 * share:.1f}{warned}"
 
 
 def _part(found: Mapping[str, Any] | None, name: str) -> Any:
@@ -175,5 +185,6 @@ _SECTIONS = (
     ("values", "Calibration against values", _values,
      "Against Monte-Carlo values of the states that steps lead to; the last step's is the outcome."),
     ("best-of-n", "Best of n and votes", _best_of_n,
-     "Samples chosen or weighted by the scores, beside the majority's answer and pass@n."),
+     "Samples chosen or weighted by the scores, beside the majority's answer, the sample of fewest steps (what the "
+     "index alone would choose) and pass@n."),
 )  # fmt: skip

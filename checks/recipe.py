@@ -3,6 +3,10 @@
     python -m espalier.checks.recipe dpo gsm8k,word_arithmetic MODEL 8 [lora=lora ...]
 
 prints the trainer's arguments (`-cn exp/dpo/preference_pairs size=dpo/7b deepspeed=zero3`); a line on stderr says why.
+
+    python -m espalier.checks.recipe tiny MODEL
+
+ends with 2 where a model is too large for the experiments of the embedded tasks.
 The shell pipelines ask it; the doctor says the same of a config. Learning rates, and where each was published, are in
 conf/size/. The experiments of the embedded tasks (conf/exp/<kind>/<task>.yaml) are for tiny policies and taken for
 those alone.
@@ -170,8 +174,22 @@ def recipe(
     return ["-cn", name, *words], why
 
 
+def check_tiny(model: str) -> None:
+    """Raise BadInput on a model that the experiments of the embedded tasks are not for."""
+    if (parameters := parameters_of(model)) > _TINY:
+        raise BadInput(f"{model} has {parameters / 1e6:.0f}M parameters, and the experiments of the embedded tasks are "
+                       f"for policies of at most {_TINY / 1e6:.0f}M: name others")  # fmt: skip
+
+
 def main() -> int:
     """Print the arguments, say why."""
+    if sys.argv[1:2] == ["tiny"] and len(sys.argv) == 3:
+        try:
+            check_tiny(sys.argv[2])
+        except (BadInput, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
     usage = f"give KIND TASKS MODEL RANKS [overrides], with KIND one of {', '.join(NEUTRAL)} and RANKS a number"
     if len(sys.argv) < 5 or sys.argv[1] not in NEUTRAL or not sys.argv[4].isdecimal():
         print(f"error: {usage}", file=sys.stderr)

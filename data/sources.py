@@ -27,7 +27,7 @@ _DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=re
 _SPACE = re.compile(r"[ \t\r\n]*")
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive: unpack it",
-    b"PAR1": "a Parquet file: put it into a folder of its own and name that with task.hub=FOLDER",
+    b"PAR1": "a Parquet file by another name: call it X.parquet, or name its folder as hub",
     b"\xff\xfe": "UTF-16: save it as UTF-8",
     b"\xfe\xff": "UTF-16: save it as UTF-8",
     b"BZh": "bzip2-compressed: unpack it",

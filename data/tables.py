@@ -107,7 +107,7 @@ def hub_tables(hub: str, config: str, split: str, revision: str) -> list[tuple[s
         except Exception as error:  # the library and what it stands on raise dozens of kinds
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise BadInput(
-                f"{name}: cannot be loaded ({reason}): check task.hub, or give the files by task.path"
+                f"{name}: cannot be loaded ({reason}): check its name, split and revision, or name files in its place"
             ) from None
         tables.append((name, table))
     if not any(len(table) for _, table in tables):

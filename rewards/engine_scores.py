@@ -191,11 +191,13 @@ class EngineScoredModel:
     """A process reward model behind engines, where a network is asked for (`models.scalar_head.ScoresSteps`).
 
     Args: its folder `path`; `engines`, which start when they are asked first; then `num_checked` solutions are scored
-    by transformers too. Raises BadModel on a folder that engines do not read.
+    by transformers too; `read` makes numbers of logits, of which scores in [0, 1] are compared. Raises BadModel
+    on a folder that engines do not read.
     """
 
-    def __init__(self, path: str, engines: TokenScorer, num_checked: int = 4):
+    def __init__(self, path: str, engines: TokenScorer, num_checked: int = 4, read: Reads = scores_from_logits):
         check_engine_model(path)
+        self.read = read
         self.path, self.engines, self.num_checked = path, engines, num_checked
         self.config = load_config(path)
         self._is_open = False
@@ -211,8 +213,8 @@ class EngineScoredModel:
     def scores(
         self, rows: Sequence[StepTokens], batch_tokens: int, on_progress: Callable[[int], None] = lambda done: None
     ) -> list[list[float]]:
-        """Return the score in [0, 1] after every step of every solution. Raises ScoresDiffer, BadInput on a row that is
-        too long, and what engines raise."""
+        """Return the score in [0, 1] (or what is `read`) after every step of every solution. Raises ScoresDiffer,
+        BadInput on a row that is too long, and what engines raise."""
         if not self._is_open:
             self._start(rows)
         found: dict[int, list[float]] = {}
@@ -221,7 +223,7 @@ class EngineScoredModel:
             found.update(zip(places, scores, strict=True))
             on_progress(len(found))
 
-        score_by_engines(self.engines, rows, batch_tokens, keep)
+        score_by_engines(self.engines, rows, batch_tokens, keep, self.read)
         return [found[place] for place in range(len(rows))]
 
     def _start(self, rows: Sequence[StepTokens]) -> None:

@@ -9,9 +9,11 @@
 # prm=A,B      folders or hub names, a column each; their files are in RUN/1, RUN/2, ...
 # read_as=auto  how a model reads a solution: the row of models/published/table.py that its name or config says; a row's
 #              name; tokens or task, for a model that was trained here (task: behind the prompt of task=NAME); whole, for
-#              an outcome reward model, which reads responses of pairs= as a whole; A,B: one for each model
+#              an outcome reward model, which reads responses of pairs= and samples= as a whole; A,B: one for each model
 # file=, format=processbench  judged solutions: prm800k, math_shepherd, math_aps, processbench, prmbench, bigbench_mistake,
 #              trl; they give first errors, step scores, pairs, AUC of inner and last steps, calibration
+#              file= and pairs= are files of JSON lines, JSON or Parquet, folders of Parquet files, or names of data sets
+#              of the hub: file=Qwen/ProcessBench import.stage.split=gsm8k, pairs=OWNER/NAME compare.stage.split=test
 # threshold=null  a number in [0, 1], or null: chosen on tune_share of the problems
 # samples=     trajectories of task=NAME split=SPLIT, several per problem: best of n and votes by the scores
 # pairs=, pairs_format=pairs  preferences: rows of prompt, chosen, rejected (texts, or lists of messages; UltraFeedback;
@@ -42,14 +44,14 @@ elif ((${#ways[@]} != ${#models[@]})); then
   echo "error: read_as= names ${#ways[@]} layouts for ${#models[@]} models: give one for all, or one for each" >&2
   exit 2
 fi
-if [[ ,$read_as, == *,whole,* && -z $pairs ]]; then
-  echo "error: read_as=whole scores responses and no steps: give pairs=" >&2
+if [[ ,$read_as, == *,whole,* && -z $pairs$samples ]]; then
+  echo "error: read_as=whole scores responses and no steps: give pairs= or samples=" >&2
   exit 2
 fi
 if [[ -z $file ]]; then unread "without file=" import; fi
 if [[ -z $file$pairs ]]; then unread "without file= or pairs=" evaluate; fi
 if [[ -z $pairs ]]; then unread "without pairs=" compare split; fi
-if [[ ,$read_as, != *,whole,* ]]; then unread "without read_as=whole" whole; fi
+if [[ ,$read_as, != *,whole,* || -z $pairs ]]; then unread "without read_as=whole and pairs=" whole; fi
 if [[ -z $samples ]]; then unread "without samples=" choose calibrate; fi
 if [[ -z $step_values ]]; then unread "without step_values=" calibrate; fi
 fits import run_stage.py prm/import_steps
@@ -61,12 +63,22 @@ fits evaluate run_stage.py prm/evaluate_prm_benchmarks
 fits choose run_stage.py evaluation/evaluate
 fits calibrate run_stage.py prm/prm_calibration
 mkdir -p "$run"
+# read_from SOURCE: $source, the arguments of an import that reads this file, folder or data set of the hub
+read_from() {
+  if [[ -d $1 || ( ! -e $1 && $1 =~ ^[^/.]+/[^/]+$ && ! $1 =~ \.(jsonl?|parquet|gz)$ ) ]]; then
+    source=(input= stage.hub="$1")
+  else
+    source=(input="$1")
+  fi
+}
 if [[ -n $file ]]; then
-  stage import "$python" run_stage.py -cn prm/import_steps input="$file" output="$run/solutions.jsonl" \
+  read_from "$file"
+  stage import "$python" run_stage.py -cn prm/import_steps "${source[@]}" output="$run/solutions.jsonl" \
     stage.format="$format" "${import_settings[@]}"
 fi
 if [[ -n $pairs ]]; then
-  stage compare "$python" run_stage.py -cn evaluation/import_comparisons input="$pairs" output="$run/pairs.jsonl" \
+  read_from "$pairs"
+  stage compare "$python" run_stage.py -cn evaluation/import_comparisons "${source[@]}" output="$run/pairs.jsonl" \
     stage.layout="$pairs_format" "${compare_settings[@]}"
   if [[ $read_as != whole ]]; then
     stage split "$python" run_stage.py -cn prm/split_responses input="$run/pairs.jsonl" \
@@ -77,26 +89,28 @@ folders=()
 for one in "${models[@]}"; do
   way=${ways[${#folders[@]}]} own=$run/$((${#folders[@]} + 1))
   folders+=("$own")
-  if [[ $way == whole ]]; then
-    stage "score_pairs_$one" "$python" run_stage.py -cn evaluation/score_responses input="$run/pairs.jsonl" \
-      output="$own/response_scores.jsonl" stage.model="$one" stage.batch_tokens="$batch_tokens" "${whole_settings[@]}"
-    stage "evaluate_pairs_$one" "$python" run_stage.py -cn evaluation/evaluate_reward_model input="$run/pairs.jsonl" \
-      output="$own/pairs.json" stage.scores="$own/response_scores.jsonl"
-    continue
-  fi
   how=(stage.model="$one" stage.layout="$way" stage.split="$split" stage.batch_tokens="$batch_tokens")
   if [[ -n $task ]]; then how+=(task="$task"); fi
+  by=()
   if ((engines)); then
-    how+=(client=data_parallel_engines client.num_engines="$engines" client.max_model_len="$max_length")
+    by=(client=data_parallel_engines client.num_engines="$engines" client.max_model_len="$max_length")
   fi
-  if [[ -n $file ]]; then
+  how+=("${by[@]}")
+  if [[ -n $pairs && $way == whole ]]; then
+    stage "score_pairs_$one" "$python" run_stage.py -cn evaluation/score_responses input="$run/pairs.jsonl" \
+      output="$own/response_scores.jsonl" stage.model="$one" stage.batch_tokens="$batch_tokens" "${by[@]}" \
+      "${whole_settings[@]}"
+    stage "evaluate_pairs_$one" "$python" run_stage.py -cn evaluation/evaluate_reward_model input="$run/pairs.jsonl" \
+      output="$own/pairs.json" stage.scores="$own/response_scores.jsonl"
+  fi
+  if [[ -n $file && $way != whole ]]; then
     stage "score_$one" "$python" run_stage.py -cn prm/score_steps input="$run/solutions.jsonl" \
       output="$own/step_scores.jsonl" "${how[@]}" "${extra[@]}" "${score_settings[@]}"
     stage "evaluate_$one" "$python" run_stage.py -cn prm/evaluate_prm_benchmarks input="$run/solutions.jsonl" \
       output="$own/prm_benchmark.json" stage.scores="$own/step_scores.jsonl" stage.threshold="$threshold" \
       stage.tune_share="$tune_share" "${evaluate_settings[@]}"
   fi
-  if [[ -n $pairs ]]; then
+  if [[ -n $pairs && $way != whole ]]; then
     stage "score_pairs_$one" "$python" run_stage.py -cn prm/score_steps input="$run/pair_solutions.jsonl" \
       output="$own/pair_scores.jsonl" "${how[@]}" "${extra[@]}" "${score_settings[@]}"
     stage "evaluate_pairs_$one" "$python" run_stage.py -cn prm/evaluate_prm_benchmarks \
@@ -109,7 +123,7 @@ for one in "${models[@]}"; do
     stage "choose_$one" "$python" run_stage.py -cn evaluation/evaluate input="$samples" output="$own/evaluation.json" \
       stage.scores="$own/sample_scores.jsonl" "${choose_settings[@]}"
   fi
-  if [[ -n $samples && -n $step_values ]]; then
+  if [[ -n $samples && -n $step_values && $way != whole ]]; then
     stage "calibrate_$one" "$python" run_stage.py -cn prm/prm_calibration input="$step_values" output="$own/prm.json" \
       stage.scores="$own/sample_scores.jsonl" stage.held_out_share="$held_out_share" \
       "${calibrate_settings[@]}"

@@ -31,6 +31,9 @@ if [[ -n $preferences ]]; then unread "with preferences=" sample; fi
 choose_objective
 # the experiments of the embedded task are for its tiny policies; what others are trained with is theirs to say
 if [[ $task == shopping_notes ]]; then
+  if [[ -z $exp || -z $ppo ]]; then
+    "$python" -m espalier.checks.recipe tiny "$policy" || { echo "error: set exp= and ppo=" >&2; exit 2; }
+  fi
   exp=${exp:-exp/reward/outcome_pairs_embedded} ppo=${ppo:-exp/ppo/rlhf_shopping_notes}
   max_tokens=${max_tokens:-64} max_length=${max_length:-256}
 elif [[ -z $exp || -z $ppo ]]; then

@@ -72,8 +72,9 @@ def step_format(name: str, *, alternatives: bool = False, neutral_label: float =
     return formats[name]
 
 
-def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolution]:
-    """Return all rows of a published file, in its order, one after the other.
+def read_labelled(path: str | Path, form: StepFormat, **hub: str) -> Iterator[AnnotatedSolution]:
+    """Return all rows of a published file, or of a data set of the hub (`iter_published`), in its order, one after the
+    other.
 
     Keys of rows are hashes of their content, so the same row has the same ids in every file. A row that
     stands twice in one file is kept, under a key with `~2`; so is a row whose published id another row has that
@@ -81,7 +82,7 @@ def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolut
     """
     copies: Counter[str] = Counter()  # of the first record of a row
     repeated = 0
-    for place, row in iter_published(path):
+    for place, row in iter_published(path, **hub):
         key = content_key(row)
         records = form.read(row, key, place)
         first = records[0].id
@@ -92,7 +93,9 @@ def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolut
         yield from records
     if repeated:
         log.warning(
-            "%s: %d rows have the id of an earlier row: they are kept, under ids with ~2, ~3, ...", path, repeated
+            "%s: %d rows have the id of an earlier row: they are kept, under ids with ~2, ~3, ...",
+            path or hub["hub"],
+            repeated,
         )
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.data.records import BadInput, parse_record
-from espalier.data.sources import open_json_lines, read_json_rows
+from espalier.data.tables import open_rows
 
 R = TypeVar("R")
 JsonRow = dict[str, Any]
 
 
-def iter_published(path: str | Path) -> Iterator[tuple[str, JsonRow]]:
-    """Return (place, object) of every row, JSON lines one by one; blank lines are passed over.
+def iter_published(path: str | Path, **hub: str) -> Iterator[tuple[str, JsonRow]]:
+    """Return (place, object) of every row, JSON lines and Parquet one by one; blank lines are passed over. Without a
+    path, `hub` and `config`, `split`, `revision` are those of `data.tables.open_rows`.
 
     Raises BadInput on a file that cannot be read and on the first row that is not a JSON object.
     """
-    opened = open_json_lines(path)
-    for row in opened[1] if opened else read_json_rows(path):
+    for row in open_rows(str(path), **hub)[1]:
         if row.error:
             raise BadInput(f"{row.place}: {row.error}: correct or remove this row")
         yield row.place, dict(row.fields)

@@ -101,7 +101,8 @@ class Evaluate:
 
         `accuracy` and `pass_at_k` by metric, with `per_problem` values of the labelled `problems`; `responses` of
         samples and greedy (`unparseable`, `cut_by_length`, tokens, steps, characters); `breakdown` by subject and
-        level; `option_orders` (`pipeline.evaluation.option_orders`); numbers of problems; `table` for reading.
+        level; `last_minimum` of each file of step scores, the share of solutions whose lowest score is the last step's;
+        `option_orders` (`pipeline.evaluation.option_orders`); numbers of problems; `table` for reading.
         """
         for how in self.aggregates:
             check_aggregate(how)
@@ -127,6 +128,7 @@ class Evaluate:
             "num_refused": samples.num_refused,
             "num_not_sampled": len(problems) - samples.num_problems if problems else 0,
             "breakdown": _breakdown(accuracies, figures.labelled, problems),
+            "last_minimum": {file.name: file.last_minimum for file in files if file.last_minimum is not None},
             "option_orders": robustness(orders, figures.labelled) if orders else None,
             "problems": figures.labelled,
             "per_problem": {**accuracies, **coverage},

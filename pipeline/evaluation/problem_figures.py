@@ -48,7 +48,8 @@ class Figures:
         found = {"greedy": float(samples.greedy.is_correct)} if samples.greedy is not None else {}
         found |= {"mean": sum(t.is_correct for t in group) / n, f"majority_{n}": majority_vote(group)}
         found |= {f"best_of_{n}_{row.name}": best_of(group, row.scores_of(group)) for row in rankings}
-        return found | {f"weighted_{n}_{row.name}": weighted_vote(group, row.weights_of(group)) for row in rankings}
+        found |= {f"weighted_{n}_{row.name}": weighted_vote(group, row.weights_of(group)) for row in rankings}
+        return found | ({f"fewest_steps_of_{n}": _of_fewest_steps(group)} if rankings else {})
 
     def _measure(self, kind: str, group: Sequence[Trajectory]) -> None:
         has_ids = all(t.response_ids or not t.response for t in group)
@@ -66,6 +67,14 @@ class Figures:
             left = set() if self._has_ids[kind] else {"response_tokens"}
             figures[kind] = intervals({name: values for name, values in rows.items() if name not in left})
         return figures
+
+
+def _of_fewest_steps(group: Sequence[Trajectory]) -> float:
+    """Return the share of right ones among the samples of fewest steps: what a score that knows nothing but steps'
+    indices would choose, beside which a scorer is shown."""
+    fewest = min(len(t.steps) for t in group)
+    right = [t.is_correct for t in group if len(t.steps) == fewest]
+    return sum(right) / len(right)
 
 
 def _append(table: PerProblem, values: dict[str, float]) -> None:

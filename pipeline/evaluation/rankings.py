@@ -53,6 +53,7 @@ class ScoreFile:
         self._seen = SeenCounts(path, name)
         self._num_unscored = self._total = 0
         self._has_several, self._is_one_each, self._has_negative = False, True, False
+        self._num_with_inner = self._num_last_minima = 0
         self._unlike = ""
 
     def _scores(self, number: int) -> tuple[dict[str, list[float]], list[Any]]:
@@ -81,6 +82,9 @@ class ScoreFile:
             self._has_several |= len(t.steps) > 1
             self._is_one_each &= len(mine) == 1
             self._has_negative |= any(score < 0 for score in mine)
+            if len(mine) > 1:
+                self._num_with_inner += 1
+                self._num_last_minima += mine[-1] < min(mine[:-1])
             if len(mine) != len(t.steps) and not self._unlike:
                 self._unlike = f"'{t.id}' has {len(mine)} scores and {len(t.steps)} steps"
 
@@ -94,6 +98,17 @@ class ScoreFile:
             raise BadInput(f"{self._path}: trajectory {self._unlike}: score these trajectories again")
         if not self._is_of_outcomes:
             self._seen.note(context, "look better by its scores than other problems would")
+
+    @property
+    def name(self) -> str:
+        """What the file is called."""
+        return self._name or "scores"
+
+    @property
+    def last_minimum(self) -> float | None:
+        """The share of trajectories of several scores whose lowest one is the last's alone: a process reward model with
+        many is an outcome model in disguise. None where no trajectory has several."""
+        return self._num_last_minima / self._num_with_inner if self._num_with_inner else None
 
     @property
     def _is_outcome(self) -> bool:

@@ -9,6 +9,8 @@
 
 A model that was trained on rows of the file is refused (`data.seen_responses`): its accuracy would be memory.
 
+Of a reward model `client=data_parallel_engines` asks vLLM engines, which are held against transformers first.
+
 Rows are read one by one; their token ids and scores lie on disk (`response_rows`), so that memory does not grow with
 them, and batches are those of all rows at once.
 """
@@ -18,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
 from espalier.data.judgements import PairJudgement
@@ -124,6 +126,33 @@ class _Scorer:
 
 
 @dataclass(frozen=True)
+class _EngineScorer:
+    """A reward model behind engines (`rewards.engine_scores.EngineScoredModel`), read as a `_Scorer` reads its head."""
+
+    model: Any
+    batch_tokens: int
+    has_head: bool = True
+
+    def is_packed(self, longest: StepTokens) -> bool:
+        """Return true: engines put rows together themselves. Raises BadInput where a row is too long for them."""
+        from espalier.rewards.engine_scores import check_lengths
+
+        check_lengths(self.model.engines, [longest])
+        return True
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the score of each row."""
+        return [value for (value,) in self.model.scores(rows, self.batch_tokens)]
+
+
+def _last_scores(logits: Any) -> Any:
+    """Return what `_Scorer` reads of logits [S, L]: the logit, or the expected share of a model with classes."""
+    from espalier.models.scalar_head import scores_from_logits
+
+    return logits[:, 0] if logits.shape[1] == 1 else scores_from_logits(logits)
+
+
+@dataclass(frozen=True)
 class ScoreResponses:
     """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
     template; null: as the model was trained, where its folder says it, else where its tokenizer has a template.
@@ -138,6 +167,7 @@ class ScoreResponses:
     judgements: str = ""
     takes_last_step: bool = False
     batch_tokens: int = 16384
+    asks_engines: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.judgements):
@@ -159,6 +189,8 @@ class ScoreResponses:
         """Return one row of scores a row, in order. Raises BadInput where the model was trained on rows of the file."""
         with ProblemRows(context.output) as rows:
             rows.add(RankedResponses, input_path, group="id")
+            if self.judgements and context.engines is not None:
+                raise BadInput("verdicts of a judge are read and not computed: leave client out")
             if self.judgements:
                 rows.add(PairJudgement, self.judgements, group="pair_id")
                 yield from _judged(rows, context)
@@ -194,7 +226,7 @@ class ScoreResponses:
         from espalier.models.load import load_tokenizer
 
         tokenizer = load_tokenizer(self._folder)
-        scorer = self._load(context)
+        scorer = self._load(context) if context.engines is None else self._by_engines(context)
         is_chat = self._is_chat(tokenizer, context)
         num_implicit = 0
         with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
@@ -205,7 +237,7 @@ class ScoreResponses:
                     tokens.add(each)
             _say_implicit(num_implicit, context)
             if longest := tokens.longest:
-                tokens.score(scorer.is_packed(longest), self.batch_tokens, scorer)
+                _score_all(tokens, longest, scorer, context)
             values = iter(tokens)
             for row in rows.in_order(_ROWS):
                 sides = [[next(values) for _ in side] for side in (row.chosen, row.rejected)]
@@ -258,6 +290,16 @@ class ScoreResponses:
         placed = [network.to(device()) for network in networks]
         return _Scorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
 
+    def _by_engines(self, context: StageContext) -> _EngineScorer:
+        """Return the scorer of the context's engines, which start when they are asked. Raises BadInput, BadModel."""
+        from espalier.rewards.engine_scores import EngineScoredModel
+
+        if self.reference or self.is_reference_free:
+            raise BadInput("the log-ratio of policies has no head, and engines read one head: leave client out")
+        model = EngineScoredModel(self._folder, context.engines, read=_last_scores)
+        self._check_ends(context)
+        return _EngineScorer(model, self.batch_tokens)
+
     def _check_ends(self, context: StageContext) -> None:
         """Raises BadInput on a head that was trained on the ends of steps, unless its last step's is asked for."""
         from espalier.models.trained_ends import trained_ends
@@ -273,6 +315,19 @@ class ScoreResponses:
 
         if (found := trained_ends(self._folder)).ends == STEPS:
             raise BadInput(f"{self.model} is a process reward model ({found.why}): score it by prm/score_steps")
+
+
+def _score_all(
+    tokens: ResponseRows, longest: StepTokens, scorer: _Scorer | _EngineScorer, context: StageContext
+) -> None:
+    """Have all rows scored; engines get several calls' worth at a time, and end."""
+    if isinstance(scorer, _Scorer):
+        tokens.score(scorer.is_packed(longest), scorer.batch_tokens, scorer)
+        return
+    try:
+        tokens.score(scorer.is_packed(longest), scorer.batch_tokens * 4 * context.engines.num_engines, scorer)
+    finally:
+        scorer.model.close()
 
 
 def _say_implicit(number: int, context: StageContext) -> None:

@@ -14,7 +14,8 @@ the problem id: the same problems for every scorer), where `f1` (or `tune_for`) 
 figures are those of all other problems. What is left out is counted.
 
 Beside the first two stand the figures of a score that knows nothing but a step's index (`pipeline.prm.index_baseline`),
-counted on that share of the problems, and how far scores separate right from wrong steps at all.
+counted on that share of the problems; beside pairs that of preferring the side with fewer steps; and how far scores
+separate right from wrong steps at all.
 
 Solutions are read one by one and their scores looked up (`data.row_index`). Thresholds, AUCs and draws of problems need
 all numbers at once: score and label of each step are kept, some 100 bytes per step at most while a figure is computed,
@@ -161,8 +162,8 @@ class EvaluatePRMBenchmarks:
                            f"{next(score for score in scores if not 0 <= score <= 1)}")  # fmt: skip
 
     def _index_baseline(self, scored: JudgedScores, sections: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the sections of first errors and of steps that there are, for scores by the index alone,
-        counted where thresholds are chosen."""
+        """Return those of the sections that there are, for scores by the index alone, counted where thresholds are
+        chosen; of pairs for preferring fewer steps, which needs no judged step."""
         chosen = replace(self, threshold=None)
 
         def by_index(truth: Truth) -> JudgedScores:
@@ -171,7 +172,12 @@ class EvaluatePRMBenchmarks:
 
         first = chosen._first_errors(by_index(is_right_so_far), Counter()) if sections["first_error"] else None
         steps = chosen._steps(by_index(is_right_step), Counter()) if sections["steps"] else None
-        return {"first_error": first, "steps": steps}
+        pairs = None
+        if sections["pairs"]:
+            sides, better, other, _ = _sides_of(scored)
+            fewer = -np.fromiter((len(row.scores) for row in sides), dtype=np.float64)
+            pairs = {"fewer_steps": _won(sides, better, other, fewer)}
+        return {"first_error": first, "steps": steps, "pairs": pairs}
 
     def _split(self, scored: JudgedScores) -> tuple[JudgedScores, JudgedScores]:
         """Return (to choose the threshold on, to report)."""
@@ -241,23 +247,35 @@ class EvaluatePRMBenchmarks:
         }
 
     def _pairs(self, scored: JudgedScores, left_out: Counter[str]) -> dict[str, Any] | None:
-        sides = scored.part(scored.sides >= 0)
-        pairs, first, number = np.unique(sides.pairs, return_index=True, return_inverse=True)
-        both = np.full((len(pairs), 2), -1)
-        both[number, sides.sides] = np.arange(len(sides))
-        whole = both.min(axis=1) >= 0
-        left_out["of a pair, the other is missing"] += int(np.sum(~whole))
-        if not whole.any():
+        sides, chosen, rejected, num_alone = _sides_of(scored)
+        left_out["of a pair, the other is missing"] += num_alone
+        if not len(chosen):
             return None
-        order = np.argsort(first)  # as the pairs come
-        rejected, chosen = both[order][whole[order]].T
         figures: dict[str, Any] = {"num_pairs": len(chosen)}
         for how in self.aggregates:
             values = np.fromiter((aggregate(row.scores, how) for row in sides), dtype=np.float64)
-            counts = 0.5 + 0.5 * np.sign(values[chosen] - values[rejected])
-            counts = np.stack([counts, np.ones(len(counts))], axis=1)
-            figures[how] = _breakdown(sides, counts, pair_figures, "pair_accuracy", rows=rejected)
+            figures[how] = _won(sides, chosen, rejected, values)
         return figures
+
+
+def _sides_of(scored: JudgedScores) -> tuple[JudgedScores, np.ndarray, np.ndarray, int]:
+    """Return the solutions of pairs, the places of the chosen and of the other ones among them, pair by pair as they
+    come, and how many lack the other side."""
+    sides = scored.part(scored.sides >= 0)
+    pairs, first, number = np.unique(sides.pairs, return_index=True, return_inverse=True)
+    both = np.full((len(pairs), 2), -1)
+    both[number, sides.sides] = np.arange(len(sides))
+    whole = both.min(axis=1) >= 0
+    order = np.argsort(first)
+    rejected, chosen = both[order][whole[order]].T
+    return sides, chosen, rejected, int(np.sum(~whole))
+
+
+def _won(sides: JudgedScores, chosen: np.ndarray, rejected: np.ndarray, values: np.ndarray) -> dict[str, Any]:
+    """Return how often the chosen side has the higher value [N], a tie counting half."""
+    counts = 0.5 + 0.5 * np.sign(values[chosen] - values[rejected])
+    counts = np.stack([counts, np.ones(len(counts))], axis=1)
+    return _breakdown(sides, counts, pair_figures, "pair_accuracy", rows=rejected)
 
 
 def _check_sides(rows: ProblemRows, scored: JudgedScores) -> None:

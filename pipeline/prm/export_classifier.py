@@ -8,7 +8,7 @@ from pathlib import Path
 
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.trained_on import copy_trained_on
-from espalier.pipeline.prm.step_inputs import TASK, TOKENS, choose_layout
+from espalier.pipeline.prm.step_inputs import TASK, TOKENS, WHOLE, choose_layout
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import weight_files, write_folder
 
@@ -39,7 +39,7 @@ class ExportClassifier:
 
         folder = local_model(self.model, self.revision)
         layout = choose_layout(self.layout, self.model, folder, Trajectory)
-        row = None if layout in (TOKENS, TASK) else row_of(layout, folder)
+        row = None if layout in (TOKENS, TASK, WHOLE) else row_of(layout, folder)
         tokenizer = load_tokenizer(folder)
         model = plain_classifier(folder, row, tokenizer, self.has_two_labels)
 

@@ -1,4 +1,9 @@
-"""A published file of process supervision → AnnotatedSolution."""
+"""A published file of process supervision, or a data set of the hub → AnnotatedSolution.
+
+    python run_stage.py -cn prm/import_steps input=gsm8k.json output=solutions.jsonl stage.format=processbench
+    python run_stage.py -cn prm/import_steps output=solutions.jsonl stage.format=processbench \\
+        stage.hub=Qwen/ProcessBench stage.split=gsm8k
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +16,17 @@ from espalier.pipeline.stage import StageContext
 @dataclass(frozen=True)
 class ImportSteps:
     """`format`: one of data/process_data/formats.py. PRM800K alone: `alternatives` makes a record of every
-    completion beside the chosen path, `neutral_label` is the label of the rating 0."""
+    completion beside the chosen path, `neutral_label` is the label of the rating 0. The input is a file of JSON lines,
+    JSON or Parquet; without one `hub` is read: a data set of the hub, or a folder (Parquet files too), with its
+    `config`, `split` and `revision`."""
 
     format: str
     alternatives: bool = False
     neutral_label: float = 1.0
+    hub: str = ""
+    config: str = ""
+    split: str = "train"
+    revision: str = ""
 
     def inputs(self) -> list[str]:
         """Nothing beside the input."""
@@ -29,7 +40,8 @@ class ImportSteps:
         for name in ("published_rows", "steps", "unjudged_steps", "with_error", "first_error_unknown", "defects"):
             counts[name] = 0
         seen: set[str] = set()
-        for record in read_labelled(input_path, form):
+        source = {"hub": self.hub, "config": self.config, "split": self.split, "revision": self.revision}
+        for record in read_labelled(input_path, form, **source):
             seen.add(record.info["row"])
             counts["published_rows"] = len(seen)
             counts["steps"] += len(record.steps)

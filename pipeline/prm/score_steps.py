@@ -1,5 +1,6 @@
 """AnnotatedSolution or Trajectory → StepScores with a reward model of steps or of outcomes: one trained here, one that
-others published (`models.published`), or a folder of transformers' own classes; each laid out as it was trained.
+others published (`models.published`), or a folder of transformers' own classes; each laid out as it was trained. With
+`layout=whole` an outcome reward model gives OutcomeScore: one score per sample.
 
 With `other_model`, trained on the problems that `model` was not trained on, every solution is scored by the model that
 has not seen its problem: scores of problems that a model was trained on flatter (cross-fitting in two folds).
@@ -22,9 +23,11 @@ from espalier.data.process_data.published import content_key
 from espalier.data.records import BadInput, StepScores
 from espalier.data.steps import StepTokens
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
+from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.distinct import Distinct
 from espalier.pipeline.prm.score_parts import KeptScores, ScoreParts
 from espalier.pipeline.prm.step_inputs import (
+    WHOLE,
     Reader,
     Solution,
     choose_layout,
@@ -33,6 +36,7 @@ from espalier.pipeline.prm.step_inputs import (
     said_of_ends,
     solutions_of,
     warn_of_prompts,
+    whole_reader,
 )
 from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
 from espalier.pipeline.stage import StageContext
@@ -90,7 +94,7 @@ class ScoreSteps:
         models = [Path(model) for model in (self.model, self.other_model) if model and Path(model).is_dir()]
         return [file for model in models for file in weight_files(model)]
 
-    def run(self, input_path: str, context: StageContext) -> Iterator[StepScores]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[StepScores | OutcomeScore]:
         """Return one record per solution, in order, without scores where it is longer than the model takes (counted,
         with a warning); counts `problems_seen`, those that their scorer was trained on. Raises BadInput for a solution
         that cannot be read, and where two models are named and one does not say what it was trained on."""
@@ -136,7 +140,12 @@ class _Scoring:
     def readers(self) -> list[Reader]:
         """What makes token ids of a solution, for each model."""
         task, split = self.context.task, self.stage.split
-        return [make_reader(model.layout, model.tokenizer, task, split, model.row) for model in self.models]
+        return [
+            whole_reader(model.folder, model.tokenizer, task, split)
+            if model.layout == WHOLE
+            else make_reader(model.layout, model.tokenizer, task, split, model.row)
+            for model in self.models
+        ]
 
     @cached_property
     def seen(self) -> list[frozenset[str]] | None:
@@ -293,7 +302,7 @@ class _Scoring:
         if block:
             yield block
 
-    def output(self) -> Iterator[StepScores]:
+    def output(self) -> Iterator[StepScores | OutcomeScore]:
         """Return every record in order, and count. Raises BadInput where one is missing."""
         counts, too_long, first_too_long, steps = self.context.counts, 0, "", 0
         problems, seen, below = Distinct(), Distinct(), Distinct()
@@ -310,7 +319,8 @@ class _Scoring:
             steps += len(kept.scores)
             if row.steps and not kept.scores:
                 too_long, first_too_long = too_long + 1, first_too_long or row.id
-            yield kept.record
+            is_whole = self.models[place].layout == WHOLE
+            yield OutcomeScore(row.id, row.problem_id, next(iter(kept.scores), None)) if is_whole else kept.record
         counts.update(layout=self.models[0].layout, steps=steps, problems=len(problems), problems_seen=len(seen))
         if self.stage.deviations:
             counts["deviations"] = shown(self.stage.deviations)

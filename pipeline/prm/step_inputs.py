@@ -1,25 +1,28 @@
 """Solutions of a file, one after the other, as the token ids that a reward model reads.
 
-Three ways to read them: `tokens`, the ids that the policy sampled, for models that were trained on such; `task`, their
-text behind the task's prompt, for the same models on other people's solutions; or a row of `models.published.table`.
+Four ways to read them: `tokens`, the ids that the policy sampled, for models that were trained on such; `task`, their
+text behind the task's prompt, for the same models on other people's solutions; a row of `models.published.table`; or
+`whole`, for outcome reward models: one score at the end of a sample.
 """
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from espalier.data.conversations import ended_response, responses_of_turns
 from espalier.data.jsonl import iter_rows
-from espalier.data.prompts import encode_prompt
+from espalier.data.prompts import encode_prompt, encode_text
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajectory, parse_record
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
-from espalier.data.training_layout import STEPS, PromptReader, unlike_training
+from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, read_training_layout, unlike_training
 from espalier.data.training_problems import FILE
 
 log = logging.getLogger("stage")
-TOKENS, TASK = "tokens", "task"
+TOKENS, TASK, WHOLE = "tokens", "task", "whole"
 Solution = AnnotatedSolution | Trajectory
 Reader = Callable[[Solution], StepTokens]
 
@@ -38,13 +41,14 @@ def solutions_of(path: str) -> Iterator[tuple[int, Solution]]:
 
 
 def said_of_ends(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
-    """Say for the provenance that a model is read after every step, and what says that it was trained there. Raises
-    BadInput on one that was trained on whole responses, unless a layout is named."""
+    """Say for the provenance where a model is read, after every step or (`whole`) at the end, and what says that it was
+    trained there. Raises BadInput on one that was trained on whole responses, unless a layout is named."""
     from espalier.models.trained_ends import trained_ends
 
     own = TOKENS if kind is Trajectory else TASK
-    remedy = f"an outcome model is for evaluation/score_responses; stage.layout={own} reads it after every step"
-    return trained_ends(folder, name).read_at(STEPS, name, wanted != "auto", remedy)
+    remedy = (f"an outcome model is for samples by stage.layout={WHOLE}, and for pairs by evaluation/score_responses; "
+              f"stage.layout={own} reads it after every step")  # fmt: skip
+    return trained_ends(folder, name).read_at(RESPONSES if wanted == WHOLE else STEPS, name, wanted != "auto", remedy)
 
 
 def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
@@ -57,18 +61,28 @@ def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> 
 
     own = TOKENS if kind is Trajectory else TASK
     if wanted == "auto":
-        is_from_here = any((Path(folder) / name).is_file() for name in (FILE, RESPONSES_FILE))
+        is_from_here = _is_from_here(folder)
         if not is_from_here and (row := row_by_name(name)):
             return row
         if is_from_here or is_log_ratio_reward(folder) or (own == TOKENS and _has_own_head(load_config(folder))):
             return own
         return name_by_config(folder)
-    if wanted not in (TOKENS, TASK, *PUBLISHED):
-        raise BadInput(f"stage.layout must be auto, {TOKENS}, {TASK} or one of {', '.join(PUBLISHED)}, got '{wanted}'")
+    if wanted == WHOLE and kind is not Trajectory:
+        raise BadInput(f"stage.layout={WHOLE} gives one score to each sample, and judged solutions need a score for "
+                       "every step: score them by a process reward model")  # fmt: skip
+    if wanted not in (TOKENS, TASK, WHOLE, *PUBLISHED):
+        raise BadInput(
+            f"stage.layout must be auto, {TOKENS}, {TASK}, {WHOLE} or one of {', '.join(PUBLISHED)}, got '{wanted}'"
+        )
     if wanted == TOKENS and kind is not Trajectory:
         raise BadInput(f"stage.layout={TOKENS} reads the ids of trajectories, and these solutions are text: set it to "
                        f"{TASK}, or to a published model's")  # fmt: skip
     return wanted
+
+
+def _is_from_here(folder: str) -> bool:
+    """Say whether a folder is of a model that was trained here."""
+    return any((Path(folder) / name).is_file() for name in (FILE, RESPONSES_FILE))
 
 
 def _has_own_head(config: Any) -> bool:
@@ -97,10 +111,40 @@ def make_reader(layout: str, tokenizer: Any, task: Any, split: str, row: Any = N
     return lambda one: scoring.read_as(row, tokenizer, scoring.Solution(one.id, questions(one), one.steps))
 
 
+def whole_reader(folder: str, tokenizer: Any, task: Any, split: str) -> Reader:
+    """Return what makes token ids of a sample for an outcome reward model, which is read at the last of them: of one
+    that was trained here the sampled ids, of another one the question and the response's text, as turns of its own
+    chat template where it has one, as `evaluation/score_responses` lays them out. The reader raises BadInput."""
+    if _is_from_here(folder) or read_training_layout(folder):
+        return lambda row: _read_at_the_end(_sampled_tokens(row))
+    questions = _Questions(task, split)
+
+    def read(row: Solution) -> StepTokens:
+        question, text, place = questions(row), _sampled(row).response, f"solution '{row.id}'"
+        if tokenizer.chat_template:
+            answer = [{"role": "assistant", "content": text}]
+            (both,) = responses_of_turns(tokenizer, [{"role": "user", "content": question}], [answer], place)
+            return StepTokens(both.prompt_ids, both.response_ids, [len(both.response_ids)], place)
+        prompt_ids = encode_text(tokenizer, question + "\n", place)
+        response_ids = ended_response(tokenizer, prompt_ids, text)
+        return StepTokens(prompt_ids, response_ids, [len(response_ids)], place)
+
+    return read
+
+
+def _read_at_the_end(tokens: StepTokens) -> StepTokens:
+    return replace(tokens, step_ends=[len(tokens.response_ids)] if tokens.response_ids else [])
+
+
+def _sampled(row: Solution) -> Trajectory:
+    assert isinstance(row, Trajectory)
+    return row
+
+
 def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens) -> None:
     """Say in one line where a model that was trained here reads chat turns and was trained on plain text, or the other
     way round, by the first solution's tokens."""
-    if layout in (TOKENS, TASK) and (words := unlike_training(folder, tokenizer, first.prompt_ids)):
+    if layout in (TOKENS, TASK, WHOLE) and (words := unlike_training(folder, tokenizer, first.prompt_ids)):
         is_chat = PromptReader(tokenizer).is_chat(first.prompt_ids)
         remedy = f"set task.template.is_chat={str(not is_chat).lower()}" if layout == TASK else (
             "sample its solutions as those that it was trained on")  # fmt: skip
@@ -108,9 +152,9 @@ def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens)
 
 
 def _sampled_tokens(row: Solution) -> StepTokens:
-    assert isinstance(row, Trajectory)
-    check_ends(row.steps, row.step_ends, row.id)
-    return step_tokens(row)
+    sampled = _sampled(row)
+    check_ends(sampled.steps, sampled.step_ends, sampled.id)
+    return step_tokens(sampled)
 
 
 def _behind_prompt(row: Solution, question: str, task: Any, tokenizer: Any) -> StepTokens:

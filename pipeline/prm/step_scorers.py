@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
-from espalier.pipeline.prm.step_inputs import TASK, TOKENS
+from espalier.pipeline.prm.step_inputs import TASK, TOKENS, WHOLE
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
@@ -44,7 +44,7 @@ class StepModel:
         from espalier.models.published.load import row_of
         from espalier.models.published.table import deviate
 
-        if self.layout not in (TOKENS, TASK):
+        if self.layout not in (TOKENS, TASK, WHOLE):
             return deviate(row_of(self.layout, self.folder), self.deviations)
         if self.deviations:
             raise BadInput(f"stage.deviations are of how others' models are read, and {self.folder} is read as "

@@ -149,3 +149,15 @@ def test_the_program_says_a_missing_folder_in_a_line() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: /no/such/model: no such model folder: check the path\n"
+
+
+def test_a_policy_that_is_not_tiny_is_refused_the_settings_of_the_embedded_tasks(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipe", "tiny", str(tiny_policy)])
+    assert main() == 0
+    monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(7.6e9))
+    assert main() == 2
+    assert "has 7600M parameters, and the experiments of the embedded tasks are for policies of at most 20M" in (
+        capsys.readouterr().err
+    )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.analysis.scorers import ShowScorers
 from espalier.data.examples.token_examples import is_held_out
 from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import read_records, write_records
@@ -163,6 +164,7 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
         "weighted_3_product": [1.0, 1.0],  # 3 against 1 + 2 is a tie: the answer sampled first
         "weighted_3_minimum": [1.0, 1.0],
         "weighted_3_last": [1.0, 1.0],
+        "fewest_steps_of_3": [1 / 3, 2 / 3],  # all have as many: any of them
         "pass_at_1": [1 / 3, 2 / 3],
         "pass_at_2": [2 / 3, 1.0],
         "pass_at_3": [1.0, 1.0],
@@ -171,6 +173,18 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
     assert result["accuracy"]["greedy"]["mean"] == 0.5
     assert result["accuracy"]["greedy"]["n"] == 2
     assert list(result["pass_at_k"]) == ["pass_at_1", "pass_at_2", "pass_at_3"]
+
+
+def test_the_share_of_lowest_scores_on_the_last_step_is_told_without_a_judged_step(tmp_path: Path) -> None:
+    rows = [replace(row, response="a\nb\n", steps=["a\n", "b\n"]) for row in samples("7", "8", "8", "7")]
+    given = [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.9, 0.3]]
+    scores = [StepScores(row.id, row.problem_id, own) for row, own in zip(rows, given, strict=True)]
+    result = evaluated(tmp_path, rows, [sample(0, "7")], scores)
+    assert result["last_minimum"] == {"scores": 0.5}
+    (tmp_path / "evaluation.json").write_text(json.dumps(result))
+    page = ShowScorers([str(tmp_path)]).run("", context(tmp_path / "page.html"))
+    assert "lowest score on the last step, scores" in page
+    assert "50.0 (an outcome model in disguise)" in page
 
 
 def test_problems_are_joined_by_id_not_by_place(tmp_path: Path) -> None:

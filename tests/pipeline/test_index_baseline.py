@@ -1,11 +1,13 @@
 """What a score that knows a step's index alone says, beside a scorer's figures."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from espalier.analysis.scorers import ShowScorers
 from espalier.data.jsonl import write_records
 from espalier.data.records import AnnotatedSolution, StepScores
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
@@ -78,3 +80,29 @@ def test_an_evaluation_shows_the_index_beside_a_scorer(tmp_path: Path) -> None:
     assert found["first_error"]["overall"]["f1"]["mean"] == 1.0
     assert found["index"]["first_error"]["overall"]["f1"]["mean"] == 0.0
     assert "index alone: first_error f1" in found["table"]["plain"]
+
+
+def test_pairs_stand_beside_a_score_that_prefers_fewer_steps(tmp_path: Path) -> None:
+    """By hand: of three pairs the chosen side has fewer steps, more, and as many: 1, 0 and 1/2."""
+    lengths = {"a": (2, 3), "b": (3, 1), "c": (2, 2)}
+    rows, scores = [], []
+    for pair, sides in lengths.items():
+        for side, num_steps in zip(("chosen", "rejected"), sides, strict=True):
+            info = {"pair": pair, "is_chosen": side == "chosen"}
+            steps: list[float | None] = [None] * num_steps
+            rows.append(
+                AnnotatedSolution(f"{pair}/{side}", pair, "Q?", ["x"] * num_steps, steps, None, None, info=info)
+            )
+            scores.append(StepScores(rows[-1].id, pair, [0.9 if side == "chosen" else 0.1] * num_steps))
+    write_records(tmp_path / "rows.jsonl", rows)
+    write_records(tmp_path / "scores.jsonl", scores)
+    context = StageContext(None, tmp_path / "out.json", 10.0)
+    found: dict[str, Any] = EvaluatePRMBenchmarks(str(tmp_path / "scores.jsonl")).run(
+        str(tmp_path / "rows.jsonl"), context
+    )
+    assert found["pairs"]["last"]["overall"]["pair_accuracy"]["mean"] == 1.0
+    assert found["index"]["pairs"]["fewer_steps"]["overall"]["pair_accuracy"]["mean"] == 0.5
+    assert "index alone: pairs by fewer_steps pair_accuracy" in found["table"]["plain"]
+    (tmp_path / "pairs.json").write_text(json.dumps(found))
+    page = ShowScorers([str(tmp_path)]).run("", StageContext(None, tmp_path / "page.html", 10.0))
+    assert "index alone: fewer steps" in page

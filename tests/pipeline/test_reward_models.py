@@ -19,7 +19,7 @@ from espalier.data.seen_responses import response_hash, write_training_responses
 from espalier.data.sources import Row
 from espalier.data.tasks.shopping_notes import ShoppingNotes
 from espalier.data.training_layout import TrainingLayout, write_training_layout
-from espalier.models.load import load_config, load_policy, load_tokenizer
+from espalier.models.load import BadModel, load_config, load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
 from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
@@ -34,10 +34,12 @@ from espalier.pipeline.evaluation.measure_reward_model import (
 from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row, judged_scores
 from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
 from espalier.pipeline.stage import StageContext
+from espalier.rewards.engine_scores import ScoresDiffer
 from espalier.rewards.outcome_model import last_logits
 from espalier.rewards.true_reward import TrueReward
 from espalier.sampling.client import Sample
 from espalier.sampling.llm_judge import RankedResponseRequests
+from tests.support.token_scorer import Engines
 
 NOTES = ShoppingNotes()
 RESPONSES = ("bring 3 apples\n", "bring 2 apples\n", "please bring 3 apples\n", "bring 3 pens\n")
@@ -146,6 +148,28 @@ def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path)
     assert found[0].rejected == pytest.approx([float(logit)], abs=0.03)  # scored in bfloat16
     with pytest.raises(BadInput, match=r"is a reward model with a head: leave out stage.reference"):
         scored(tmp_path, model=str(tiny_prm), is_reference_free=True)
+
+
+def test_engines_give_the_logits_that_transformers_give(tiny_prm: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    expected = scored(tmp_path, model=str(tiny_prm))
+    engines = Engines()
+    own = StageContext(None, tmp_path / "out.jsonl", 10.0, engines=engines)
+    found = list(ScoreResponses(model=str(tiny_prm), batch_tokens=16).run(str(tmp_path / "rows.jsonl"), own))
+    assert [(row.id, row.subset) for row in found] == [("s/1", "s"), ("s/2", "s")]
+    for one, other in zip(found, expected, strict=True):
+        assert [*one.chosen, *one.rejected] == pytest.approx([*other.chosen, *other.rejected], abs=0.03)
+    assert len(engines.asked) > 6, "six, and some that were held against transformers first"
+    assert not engines.is_open
+    wrong = Engines(wrong=lambda logits: [[[-one for one in place] for place in row] for row in logits])
+    own = StageContext(None, tmp_path / "out.jsonl", 10.0, engines=wrong)
+    with pytest.raises(ScoresDiffer):
+        list(ScoreResponses(model=str(tiny_prm)).run(str(tmp_path / "rows.jsonl"), own))
+    assert not wrong.is_open
+    own = StageContext(None, tmp_path / "out.jsonl", 10.0, engines=Engines())
+    with pytest.raises(BadModel, match="is no reward model"):
+        list(ScoreResponses(model=str(tiny_policy)).run(str(tmp_path / "rows.jsonl"), own))
+    with pytest.raises(BadInput, match=r"engines read one head: leave client out"):
+        list(ScoreResponses(model=str(tiny_prm), reference="x").run(str(tmp_path / "rows.jsonl"), own))
 
 
 def test_scores_are_those_of_all_rows_at_once_whatever_the_batches(tiny_prm: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from benchmarks.processes.forked import run_ranks
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
+from espalier.data.steps import StepTokens
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
 from espalier.data.training_layout import TrainingLayout, write_training_layout
@@ -28,6 +29,8 @@ from espalier.models.published.load import load_published
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED, deviate
 from espalier.models.scalar_head import load_process_reward
+from espalier.pipeline.evaluation.evaluate import Evaluate
+from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.score_steps import ScoreSteps
@@ -201,6 +204,65 @@ def test_an_outcome_model_of_others_scores_the_whole_behind_the_last_step(
     assert [row.scores for row in written] == [row.scores for row in sampled]
 
 
+TURNS = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("template", ["", TURNS + "{% if add_generation_prompt %}assistant: {% endif %}"])
+def test_an_outcome_model_of_others_reads_samples_whole_in_its_own_layout_and_picks_the_best_of_n(
+    template: str, tiny_policy: Path, task: WordArithmetic, tmp_path: Path
+) -> None:
+    """The question and the response's text, by its own tokenizer: nothing of how they were sampled."""
+    config, folder = load_config(str(tiny_policy)), tmp_path / "model"
+    config.num_labels = 1
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+    network.get_submodule("score").weight.data.mul_(5.0)
+    network.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(tiny_policy))
+    tokenizer.chat_template = template or None
+    tokenizer.save_pretrained(folder)
+    rows, expected = [], []
+    for problem in task.problems("test")[:2]:
+        for number, total in enumerate("789"):
+            steps = [f"{number} + 1 = {total}\n", f"#### {total}"]
+            rows.append(Trajectory(f"{problem.id}/{number}", problem.id, f"Asked otherwise: {problem.question}",
+                                   "".join(steps), steps, [5, 6], [7, 8], [1, 2], "stop", problem.gold, total,
+                                   total == "7"))  # fmt: skip
+            asked = f"user: {problem.question}<|end|>assistant: " if template else f"{problem.question}\n"
+            ids = [*tokenizer(asked, add_special_tokens=False).input_ids,
+                   *tokenizer("".join(steps), add_special_tokens=False).input_ids, tokenizer.eos_token_id]  # fmt: skip
+            with torch.inference_mode():
+                expected.append(float(torch.sigmoid(network(torch.tensor([ids])).logits[0, 0])))
+    assert max(expected) - min(expected) > 0.01
+    write_records(tmp_path / "rows.jsonl", rows)
+    found: Any = score(folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", task, layout="whole")
+    assert all(type(row) is OutcomeScore for row in found)
+    assert [row.score for row in found] == pytest.approx(expected, abs=2e-3)
+    write_records(tmp_path / "scores.jsonl", found)
+    context = StageContext(None, tmp_path / "evaluation.json", 10.0)
+    table = Evaluate(scores=str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context)
+    right = [expected[start] == max(expected[start : start + 3]) for start in (0, 3)]
+    assert table["accuracy"]["best_of_3_outcome"]["mean"] == sum(right) / 2
+
+
+def test_an_outcome_model_trained_here_reads_the_sampled_ids_and_steps_are_not_read_whole(
+    tiny_prm: Path, task: WordArithmetic, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny_prm, tmp_path / "orm")
+    write_training_layout(folder, TrainingLayout("responses", "text"))
+    row = Trajectory("t/0", "t", "Q\n", "a\nb\n", ["a\n", "b\n"], [5, 6], [7, 8, 9], [1, 3], "stop", "", None, False)
+    long = replace(row, id="t/1", response_ids=[7] * 9)
+    write_records(tmp_path / "rows.jsonl", [row, long])
+    found: Any = score(folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", layout="whole", max_length=8)
+    tokens = StepTokens([5, 6], [7, 8, 9], [3])
+    ((expected,),) = score_step_tokens(load_process_reward(str(folder)), [tokens], pad_id=0)
+    assert found == [OutcomeScore("t/0", "t", expected), OutcomeScore("t/1", "t", None)]
+    assert "1 solutions are longer than the model takes" in caplog.text
+    write_records(tmp_path / "judged.jsonl", ROWS)
+    with pytest.raises(BadInput, match="judged solutions need a score for every step"):
+        score(folder, tmp_path / "judged.jsonl", tmp_path / "b.jsonl", task, layout="whole")
+
+
 @pytest.mark.parametrize("num_files", [1, 2])
 def test_a_model_whose_weights_are_files_of_torch_is_scored_by_the_program(
     num_files: int, two_classes: Path, tmp_path: Path
@@ -287,7 +349,9 @@ def test_solutions_beyond_the_length_that_is_set_get_no_scores(two_classes: Path
 def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "rows.jsonl", ROWS)
     paths = (tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(BadInput, match=r"stage\.layout must be auto, tokens, task or one of math_s.*, got 'qwenn'"):
+    with pytest.raises(
+        BadInput, match=r"stage\.layout must be auto, tokens, task, whole or one of math_s.*, got 'qwenn'"
+    ):
         score(two_classes, *paths, layout="qwenn")
     with pytest.raises(BadInput, match=r"stage\.layout=task reads a solution behind the task's prompt: set task"):
         score(two_classes, *paths, layout="task")

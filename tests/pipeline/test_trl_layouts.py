@@ -245,6 +245,25 @@ def test_the_layout_of_prm(model: str, tmp_path: Path, context: StageContext) ->
     assert example.values == [1.0, 0.0]
 
 
+def test_judged_steps_of_a_parquet_file_and_of_a_data_set_are_those_of_json_lines(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"prompt": f"{n} + 1 + 1?", "completions": [f"{n + 1}", f"{n + 2}"], "labels": [True, n > 1]}
+            for n in range(3)]  # fmt: skip
+    folder = tmp_path / "set"
+    folder.mkdir()
+    datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    expected = list(ImportSteps("trl").run(file_of(tmp_path, *rows), context))
+    assert [row.labels for row in expected] == [[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+    assert list(ImportSteps("trl").run(str(folder / "test.parquet"), context)) == expected
+    assert list(ImportSteps("trl", hub=str(folder), split="test").run("", context)) == expected
+    with pytest.raises(BadInput, match=r"no split|Unknown split|check its name, split and revision"):
+        list(ImportSteps("trl", hub=str(folder), split="train").run("", context))
+    with pytest.raises(BadInput, match="name one of the two"):
+        list(ImportSteps("trl").run("", context))
+
+
 @pytest.mark.parametrize("kind", ["folder of Parquet", "saved data set"])
 def test_rows_of_a_data_set_are_those_of_its_file(kind: str, model: str, tmp_path: Path) -> None:
     """The hub's own name is read the same way, through the library `datasets`."""

@@ -138,6 +138,41 @@ def test_pairs_are_scored_by_steps_or_as_a_whole(script: Script) -> None:
     assert {"stage.model=y", "stage.is_chat=true", "output=b/2/response_scores.jsonl"} <= set(commands[4])
 
 
+def test_judged_solutions_and_pairs_are_files_or_data_sets_of_the_hub(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    (script.checkout / "folder").mkdir()
+    for named_source, read in {
+        "file.json": {"input=file.json"}, "data/file.jsonl": {"input=data/file.jsonl"},
+        "Qwen/ProcessBench": {"input=", "stage.hub=Qwen/ProcessBench"}, "folder": {"input=", "stage.hub=folder"},
+    }.items():  # fmt: skip
+        for key, config in (("file", "prm/import_steps"), ("pairs", "evaluation/import_comparisons")):
+            (command,) = named(script("prm=a", f"{key}={named_source}", "run=b", name="prm_benchmark.sh"), config)
+            assert {word for word in command if word.startswith(("input=", "stage.hub="))} == read
+
+
+def test_a_model_of_whole_responses_chooses_among_samples_and_engines_score_its_pairs(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    given = [
+        "prm=x,y",
+        "read_as=qwen,whole",
+        "pairs=f",
+        "samples=s",
+        "step_values=v",
+        "engines=2",
+        "task=gsm8k",
+        "run=b",
+    ]
+    commands = stages(script(*given, name="prm_benchmark.sh"))
+    own = [command for command in commands if any("b/2/" in word for word in command)]
+    configs = [command[command.index("-cn") + 1] for command in own]
+    assert configs == ["evaluation/score_responses", "evaluation/evaluate_reward_model", "prm/score_steps",
+                       "evaluation/evaluate"]  # fmt: skip
+    assert all({"client=data_parallel_engines", "client.num_engines=2"} <= {*command} for command in (own[0], own[2]))
+    assert {"stage.layout=whole", "stage.model=y", "input=s", "task=gsm8k"} <= {*own[2]}
+    for command, config in zip(own, configs, strict=True):
+        compose_config(CONF / "stage", config, *command[command.index("-cn") + 2 :])
+
+
 @pytest.mark.parametrize(("name", "given"), [
     ("iterate.sh", "method=restem prm.update.learning_rate=1e-6"),
     ("iterate.sh", "method=dpo_positive complete.params.n=2"),
@@ -150,6 +185,7 @@ def test_pairs_are_scored_by_steps_or_as_a_whole(script: Script) -> None:
     ("prm_benchmark.sh", "prm=a file=F split.stage.by=math"),
     ("prm_benchmark.sh", "prm=a pairs=F whole.stage.is_chat=true"),
     ("prm_benchmark.sh", "prm=a file=F read_as=whole"),
+    ("prm_benchmark.sh", "prm=a samples=F read_as=whole whole.stage.is_chat=true"),
     ("prm_benchmark.sh", "prm=a,b,c pairs=F read_as=qwen,whole"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
