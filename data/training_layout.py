@@ -6,7 +6,7 @@ look like scores. So the folder of a model trained on steps, on pairs or on judg
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,20 @@ class PromptReader:
         """Return `chat`, `text` or `both` of several."""
         found = {self.is_chat(ids) for ids in prompts}
         return BOTH if len(found) == 2 else CHAT if found == {True} else TEXT
+
+
+WORDS = {CHAT: "turns of a chat template", TEXT: "plain text"}
+
+
+def other_prompts(folder: str, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> tuple[str, str] | None:
+    """Return, in words, (what prompts a model was trained on, what `prompt_ids` gives), where it was trained here on
+    chat turns and this prompt is plain text, or the other way round; None where not. Raises BadInput as
+    `read_training_layout`."""
+    trained = read_training_layout(folder)
+    if trained is None or trained.prompts == BOTH or not (ids := prompt_ids()):
+        return None
+    found = CHAT if PromptReader(tokenizer).is_chat(ids) else TEXT
+    return (WORDS[trained.prompts], WORDS[found]) if found != trained.prompts else None
 
 
 def write_training_layout(folder: Path, layout: TrainingLayout) -> None:

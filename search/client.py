@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
+from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.tasks.task import Task
-from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
-from espalier.search.scorers.scorer import HoldsNetworks, Scorer
+from espalier.search.scorers.held_networks import check_networks
+from espalier.search.scorers.scorer import Scorer
 from espalier.search.tree import Node, Tree
 
 
@@ -60,11 +61,11 @@ class Search:
         output: Path,
         finished: set[str],
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, on a scorer whose
-        tokenizer is another one, and where several solutions per problem are asked for."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees` and `check_networks`,
+        and where several solutions per problem are asked for."""
         check_one_solution(params)
-        for path in self.scorer.models() if isinstance(self.scorer, HoldsNetworks) else ():
-            check_same_tokenizer(tokenizer, path, "scorer")
+        first = next(iter(problems.values()), Problem("", "", ""))
+        check_networks(self.scorer, tokenizer, lambda: encode_prompt(task, tokenizer, first).ids)
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
         self.trees = trees_path(output)
         keep_trees(self.trees, finished)

@@ -15,7 +15,7 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajecto
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
-from espalier.data.training_layout import BOTH, CHAT, STEPS, TEXT, PromptReader, read_training_layout
+from espalier.data.training_layout import CHAT, STEPS, WORDS, other_prompts
 from espalier.data.training_problems import FILE
 
 log = logging.getLogger("stage")
@@ -100,16 +100,13 @@ def make_reader(layout: str, tokenizer: Any, task: Any, split: str, row: Any = N
 def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens) -> None:
     """Say in one line where a model that was trained here reads chat turns and was trained on plain text, or the other
     way round, by the first solution's tokens."""
-    trained = read_training_layout(folder)
-    if layout not in (TOKENS, TASK) or trained is None or trained.prompts == BOTH or not first.prompt_ids:
-        return
-    found = CHAT if PromptReader(tokenizer).is_chat(first.prompt_ids) else TEXT
-    if found != trained.prompts:
-        words = {CHAT: "turns of a chat template", TEXT: "plain text"}
-        remedy = f"set task.template.is_chat={str(trained.prompts == CHAT).lower()}" if layout == TASK else (
+    words = other_prompts(folder, tokenizer, lambda: first.prompt_ids) if layout in (TOKENS, TASK) else None
+    if words:
+        is_chat = words[0] == WORDS[CHAT]
+        remedy = f"set task.template.is_chat={str(is_chat).lower()}" if layout == TASK else (
             "sample its solutions as those that it was trained on")  # fmt: skip
-        log.warning("%s was trained on prompts that are %s, and those of these solutions are %s: %s", folder,
-                    words[trained.prompts], words[found], remedy)  # fmt: skip
+        log.warning("%s was trained on prompts that are %s, and those of these solutions are %s: %s", folder, *words,
+                    remedy)  # fmt: skip
 
 
 def _sampled_tokens(row: Solution) -> StepTokens:

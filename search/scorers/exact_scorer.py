@@ -56,9 +56,9 @@ class ExactScorer:
         self._solved: OrderedDict[str, _Solved] = OrderedDict()
         self._batches = Batches[_Asked, float](self._compute)
 
-    def models(self) -> list[str]:
+    def models(self) -> dict[str, str]:
         """Return the policy's folder."""
-        return [self.policy]
+        return {self.policy: ""}
 
     async def open(self) -> None:
         """Load the policy in transformers, once."""

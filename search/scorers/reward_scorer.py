@@ -4,6 +4,10 @@ graded answer."""
 from collections.abc import Sequence
 
 from espalier.data.records import Trajectory
+from espalier.data.training_layout import RESPONSES, STEPS
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.outcome_model import OutcomeModelReward
+from espalier.rewards.process import ProcessReward
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
@@ -20,10 +24,11 @@ class RewardScorer:
         self.reward = reward
         self._batches = Batches[Trajectory, float](self._compute)
 
-    def models(self) -> list[str]:
-        """Return the folders of the reward's networks."""
-        networks = self.reward.networks() if isinstance(self.reward, HoldsModels) else {}
-        return [str(network.config.name_or_path) for network in networks.values()]
+    def models(self) -> dict[str, str]:
+        """Return the folders of the reward's networks, those of every term where it has several."""
+        terms = self.reward.terms.values() if isinstance(self.reward, ComposedReward) else [self.reward]
+        return {str(network.config.name_or_path): _ends_read_by(term) for term in terms if isinstance(term, HoldsModels)
+                for network in term.networks().values()}  # fmt: skip
 
     async def open(self) -> None:
         """The reward is loaded when it is built."""
@@ -43,3 +48,8 @@ class RewardScorer:
         self._batches.close()
         if isinstance(self.reward, HoldsEngines):
             self.reward.close()
+
+
+def _ends_read_by(reward: Reward) -> str:
+    """Return at the ends of what a reward reads the head of its network, "" where it has no such head."""
+    return STEPS if isinstance(reward, ProcessReward) else RESPONSES if isinstance(reward, OutcomeModelReward) else ""

@@ -36,8 +36,9 @@ class Scorer(Protocol):
 class HoldsNetworks(Protocol):
     """A scorer with networks that are given the sampled token ids."""
 
-    def models(self) -> list[str]:
-        """Return their folders or hub names."""
+    def models(self) -> dict[str, str]:
+        """Return, by folder or hub name, at the ends of what their heads are read (`data.training_layout`: steps or
+        responses); "" of a network without such a head."""
 
 
 class Batches(Generic[A, B]):

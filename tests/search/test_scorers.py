@@ -291,7 +291,7 @@ def test_a_beam_by_an_outcome_reward_model_keeps_the_states_of_the_highest_logit
 def test_a_generative_verifier_says_which_solution_is_the_answer(sampler: Make, tiny_policy: Path) -> None:
     form = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
     scorer = RewardScorer(GenerativeVerifierReward(str(tiny_policy), form))
-    assert scorer.models() == [str(tiny_policy)]
+    assert scorer.models() == {str(tiny_policy): ""}
     table = sampler()
     tree, found, _ = searched(table, Samples(60), scorer)
     network = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.search_tree import SearchTree
+from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.errors import exit_code_of
 from espalier.runtime.process_lifetime import is_running
@@ -30,6 +34,8 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
+from espalier.search.scorers.held_networks import check_networks
+from espalier.search.scorers.reward_scorer import RewardScorer
 from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
 
@@ -155,6 +161,63 @@ def test_a_reward_model_of_another_tokenizer_is_refused(
         with pytest.raises(Exception, match="has another tokenizer than the policy") as caught:
             search_here(output, f"scorer@search.scorer={scorer}", f"search.scorer.{key}={prm}")
         assert exit_code_of(caught.value) == 2
+
+
+def folder_trained_on(scores: str, prompts: str, tiny_prm: Path, folder: Path) -> Path:
+    """A reward model whose folder says what it was trained on."""
+    shutil.copytree(tiny_prm, folder)
+    if scores:
+        write_training_layout(folder, TrainingLayout(scores, prompts))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("scorer", "key", "own", "other"),
+    [("process", "path", "steps", "responses"), ("outcome_model", "reward.path", "responses", "steps")],
+)
+def test_a_reward_model_is_read_where_it_was_trained_or_refused(
+    scorer: str, key: str, own: str, other: str, search_here: SearchHere, tiny_prm: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    for scores in (own, "", other):
+        folder = folder_trained_on(scores, "text", tiny_prm, tmp_path / f"model-{scores}")
+        asked = (tmp_path / f"{scores}.jsonl", f"scorer@search.scorer={scorer}", f"search.scorer.{key}={folder}")
+        caplog.clear()
+        if scores == other:
+            remedy = {"process": "scorer@search.scorer=outcome_model search.scorer.reward.path=",
+                      "outcome_model": "scorer@search.scorer=process search.scorer.path="}[scorer]  # fmt: skip
+            with pytest.raises(BadInput, match=f"trained on {other} and not on {own} .*{re.escape(remedy)}{folder}"):
+                search_here(*asked)
+            assert not list(tmp_path.glob(f"{scores}.*"))  # nothing is drawn or written
+            continue
+        assert search_here(*asked) == 0
+        check_files(asked[0])
+        is_assumed = f"is read at the ends of {own}, which is an assumption" in caplog.text
+        assert is_assumed == (scores == "")
+
+
+def test_every_reward_model_of_a_composed_reward_is_asked_what_it_was_trained_on(
+    tokenizer: Any, tiny_prm: Path, tmp_path: Path
+) -> None:
+    folders = [folder_trained_on(scores, "text", tiny_prm, tmp_path / scores) for scores in ("responses", "steps")]
+    scorer = RewardScorer(ComposedReward({folder.name: OutcomeModelReward(str(folder)) for folder in folders}))
+    with pytest.raises(BadInput, match=f"{folders[1]} was trained on steps and not on responses"):
+        check_networks(scorer, tokenizer, lambda: [5, 6])
+
+
+@pytest.mark.parametrize(("scorer", "key", "scores"),
+                         [("process", "path", "steps"), ("outcome_model", "reward.path", "responses")])  # fmt: skip
+def test_a_reward_model_that_was_trained_on_other_prompts_is_warned_of(
+    scorer: str, key: str, scores: str, search_here: SearchHere, tiny_prm: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    for prompts in ("text", "both", "chat"):
+        folder = folder_trained_on(scores, prompts, tiny_prm, tmp_path / prompts)
+        caplog.clear()
+        asked = (f"scorer@search.scorer={scorer}", f"search.scorer.{key}={folder}")
+        assert search_here(tmp_path / f"{prompts}.jsonl", *asked) == 0
+        is_warned = "was trained on prompts that are turns of a chat template, and those of this search are plain text"
+        assert (is_warned in caplog.text) == (prompts == "chat")
 
 
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
