@@ -25,10 +25,14 @@ from espalier.search.tree import Node
 @dataclass(frozen=True)
 class StepCuts:
     """Where samples are stopped: at `step_stop`, a string that ends a step ("" : none), and after `step_tokens` tokens
-    (0: the room of the response)."""
+    (0: the room of the response). Raises BadInput on fewer."""
 
     step_stop: str = "\n"
     step_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step_tokens < 0:
+            raise BadInput(f"search.cuts.step_tokens must be at least 0 (0: no limit), got {self.step_tokens}")
 
 
 @dataclass(frozen=True)

@@ -252,6 +252,14 @@ def test_the_exact_scorer_is_the_value_that_sampling_converges_to(tmp_path: Path
     assert found == pytest.approx(truth, abs=2e-3)
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("temperature", 0.0)])
+def test_the_exact_scorer_refuses_sampling_whose_values_it_does_not_compute(
+    name: str, value: float, sampler: Make
+) -> None:
+    with pytest.raises(BadInput, match=rf"params\.{name}={value:g} .* exact values are of"):
+        searched(sampler(), StepBeam(1, 2), ExactScorer("policy"), **{name: value})
+
+
 def test_scores_of_the_table_rank_as_the_table_does(sampler: Make) -> None:
     table = sampler()
     tree, _, _ = searched(table, StepBeam(3, 60), TableScorer(table, "1"))
