@@ -105,7 +105,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         requests = rounds.go_on(requests, finished)
     asked = pilot_of(requests, config.pilot, source) if config.pilot else requests
     done = finished & {request.id for request in asked}
-    first = _first_answers(config, source, task, asked, len(requests), done)
+    first = _first_answers(config, source, task, asked, len(requests), done, searches)
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
@@ -161,12 +161,18 @@ def _requests(config: SampleConfig, source: Any, task: Any, tokenizer: Any, fing
 
 
 def _first_answers(
-    config: SampleConfig, source: Any, task: Any, asked: list[SampleRequest], num_problems: int, done: set[str]
+    config: SampleConfig,
+    source: Any,
+    task: Any,
+    asked: list[SampleRequest],
+    num_problems: int,
+    done: set[str],
+    searches: Searches | None,
 ) -> FirstAnswers | None:
     """Return what looks at a pilot's problems, or at the first ones of a run that has few; None for other requests."""
     if not isinstance(source, TrajectoryRequests) or not (config.pilot or len(done) < PROBLEMS):
         return None
-    first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], num_problems)
+    first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], num_problems, searches)
     first.see_file(Path(config.output), done)  # of a pilot that was cut, or of a run before it
     return first
 

@@ -16,6 +16,10 @@ class Searches(Protocol):
     def num_tokens(self) -> int:
         """Tokens generated so far, of all that was drawn."""
 
+    @property
+    def tokens_per_problem(self) -> float:
+        """Tokens generated per problem that is done, 0 where none is."""
+
     def prepare(
         self,
         task: Task,

@@ -80,6 +80,11 @@ class Search:
         """Tokens generated so far."""
         return self.counts.generated_tokens
 
+    @property
+    def tokens_per_problem(self) -> float:
+        """Tokens generated per problem that is done, 0 where none is."""
+        return self.counts.generated_tokens / max(self.counts.problems, 1)
+
     def counted(self) -> dict[str, int]:
         """Return the counts by name."""
         return {f"search_{name}": number for name, number in vars(self.counts).items()}

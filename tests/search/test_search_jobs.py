@@ -125,6 +125,26 @@ def test_a_budget_of_seconds_cuts_searches_and_another_one_is_refused_for_a_file
         search_job.main(*asked, "search.budget.seconds=5")
 
 
+def test_a_pilot_says_what_searching_all_problems_costs(
+    search_here: SearchHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what the solutions are long: a beam of four times four draws a dozen others for each."""
+    output = tmp_path / "found.jsonl"
+    with caplog.at_level("INFO"):
+        assert search_here(output, "pilot=5") == 0
+    spent = sum(tree.num_tokens for tree in read_records(SearchTree, trees_path(output)))
+    assert f"about {spent / 5 * NUM_PROBLEMS:,.0f} tokens for all {NUM_PROBLEMS}" in caplog.text
+
+
+def test_solutions_that_the_budget_cut_are_not_said_to_want_more_room(
+    search_here: SearchHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert search_here(tmp_path / "found.jsonl", "search.budget.tokens=1") == 0
+    assert "cut at params.max_tokens or by search.budget" in caplog.text
+    assert "are wrong: raise params.max_tokens or search.budget" in caplog.text
+
+
 def test_another_method_is_refused_for_a_file_that_was_begun(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     assert search_here(output) == 0
