@@ -58,6 +58,11 @@ class ExactScorer:
         self._solved: OrderedDict[str, _Solved] = OrderedDict()
         self._batches = Batches[_Asked, float](self._compute)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
+        return self._batches.is_computing
+
     def models(self) -> dict[str, str]:
         """Return the policy's folder."""
         return {self.policy: ""}

@@ -83,6 +83,11 @@ class ProcessScorer:
         else:
             self.model = CachedScoredModel(load_process_reward(self.path))
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
+        return self._batches.is_computing
+
     def models(self) -> dict[str, str]:
         """Return the one folder."""
         return {self.path: STEPS}

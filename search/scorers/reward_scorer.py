@@ -24,6 +24,11 @@ class RewardScorer:
         self.reward = reward
         self._batches = Batches[Trajectory, float](self._compute)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
+        return self._batches.is_computing
+
     def models(self) -> dict[str, str]:
         """Return the folders of the reward's networks, those of every term where it has several."""
         terms = self.reward.terms.values() if isinstance(self.reward, ComposedReward) else [self.reward]

@@ -35,6 +35,7 @@ from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
 from espalier.search.scorers.held_networks import check_networks
+from espalier.search.scorers.process_scorer import ProcessScorer
 from espalier.search.scorers.reward_scorer import RewardScorer
 from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
@@ -240,13 +241,42 @@ def test_a_reward_model_that_was_trained_on_other_prompts_is_warned_of(
         assert (is_warned in caplog.text) == (prompts == "chat")
 
 
+def test_a_search_whose_scores_take_longer_than_a_stall_is_waited_for(
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sampled meanwhile: engines have nothing to do, and say so."""
+    compute = ProcessScorer._compute
+
+    def slowly(self: ProcessScorer, rows: list[Any]) -> list[list[float]]:
+        time.sleep(0.5)
+        return compute(self, rows)
+
+    monkeypatch.setattr(ProcessScorer, "_compute", slowly)
+    asked = ("scorer@search.scorer=process", f"search.scorer.path={tiny_prm}", "engine.stall_seconds=0.2")
+    assert search_here(tmp_path / "found.jsonl", *asked) == 0
+    check_files(tmp_path / "found.jsonl")
+
+
+def test_what_was_generated_before_a_kill_is_counted_by_the_trees(search_here: SearchHere, tmp_path: Path) -> None:
+    """A killed part wrote down nothing of what it spent, and a solution is a small part of it."""
+    output, meta = tmp_path / "found.jsonl", tmp_path / "found.meta.json"
+    assert search_here(output) == 0
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:-1]))
+    written = json.loads(meta.read_text())
+    meta.write_text(json.dumps(written | {"is_complete": False, "sampling_tokens": 0, "sampling_seconds": 0}))
+    assert search_here(output) == 0
+    spent = sum(tree.num_tokens for tree in check_files(output)[1])
+    assert json.loads(meta.read_text())["counts"]["generated_tokens"] == spent
+
+
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.trees.jsonl"
-    rows = [{"id": f"p{k}/0", "problem_id": f"p{k}"} for k in range(3)]
+    rows = [{"id": f"p{k}/0", "problem_id": f"p{k}", "num_tokens": 10 * k} for k in range(3)]
     write_records(path, rows)
     with path.open("a") as file:
         file.write('{"id": "p3/0", "pro')
-    keep_trees(path, {"p0", "p2"})
+    assert keep_trees(path, {"p0", "p2"}) == 20
     assert [row["id"] for _, row in iter_rows(path)] == ["p0/0", "p2/0"]
     with pytest.raises(BadInput, match="2 trees of 3 finished"):
         keep_trees(path, {"p0", "p1", "p2"})
