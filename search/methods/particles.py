@@ -83,8 +83,7 @@ class Particles:
         while not all(node.is_finished for node in particles):
             moved = [nodes[0] for nodes in (yield from draw_each(particles, 1))]
             yield from rate(list(dict.fromkeys(moved)))
-            gains = [self._log_weight(*pair) for pair in zip(particles, moved, strict=True)]
-            logs = [math.log(weight) + gain for weight, gain in zip(carried, gains, strict=True)]
+            logs = [math.log(w) + self._gain(*pair) for w, *pair in zip(carried, particles, moved, strict=True)]
             new = [math.exp(max(weight - max(logs), _LOWEST)) for weight in logs]
             power = power_for(new, self.entropy_floor * max(0.0, 1 - step / self.floor_steps))
             bent = [weight**power for weight in new]
@@ -99,7 +98,7 @@ class Particles:
         if self.weights == "increments":
             tree.root.value = math.exp(log_scale)
 
-    def _log_weight(self, old: Node, new: Node) -> float:
+    def _gain(self, old: Node, new: Node) -> float:
         rank = min(max(share_of(new), _SMALLEST), 1 - _SMALLEST)
         if self.weights == "odds":
             return math.log(rank / (1 - rank)) / self.temperature
