@@ -6,7 +6,7 @@ look like scores. So the folder of a model trained on steps, on pairs or on judg
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,17 +66,18 @@ class PromptReader:
         return BOTH if len(found) == 2 else CHAT if found == {True} else TEXT
 
 
-def unlike_training(folder: str, tokenizer: Any, prompt_ids: Sequence[int]) -> str:
-    """Return in words that a model was trained on turns of a chat template and reads plain text, or the other way
-    round; "" where it does not, and where its folder does not say it. Raises BadInput on a file that cannot be read."""
+WORDS = {CHAT: "turns of a chat template", TEXT: "plain text"}
+
+
+def other_prompts(folder: str, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> tuple[str, str] | None:
+    """Return, in words, (what prompts a model was trained on, what `prompt_ids` gives), where it was trained here on
+    chat turns and this prompt is plain text, or the other way round; None where not. Raises BadInput as
+    `read_training_layout`."""
     trained = read_training_layout(folder)
-    if trained is None or trained.prompts == BOTH or not prompt_ids:
-        return ""
-    found = CHAT if PromptReader(tokenizer).is_chat(prompt_ids) else TEXT
-    words = {CHAT: "turns of a chat template", TEXT: "plain text"}
-    if found == trained.prompts:
-        return ""
-    return f"was trained on prompts that are {words[trained.prompts]}, and these are {words[found]}"
+    if trained is None or trained.prompts == BOTH or not (ids := prompt_ids()):
+        return None
+    found = CHAT if PromptReader(tokenizer).is_chat(ids) else TEXT
+    return (WORDS[trained.prompts], WORDS[found]) if found != trained.prompts else None
 
 
 def write_training_layout(folder: Path, layout: TrainingLayout) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from espalier.data.records import Trajectory
-from espalier.data.training_layout import RESPONSES, STEPS, read_training_layout, unlike_training
+from espalier.data.training_layout import RESPONSES, STEPS, other_prompts, read_training_layout
 from espalier.models.hub_snapshot import local_model
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
@@ -15,8 +15,8 @@ from espalier.models.trained_ends import trained_ends
 log = logging.getLogger(__name__)
 _REMEDIES = {
     STEPS: "name a process reward model; an outcome model is for reward=outcome_model",
-    RESPONSES: "name an outcome model; a process reward model is for reward=process, and takes_last_step=true of an "
-    "outcome_model takes its score of the last step for the response's",
+    RESPONSES: "name an outcome model; a process reward model is for reward=process (scorer@search.scorer=process of a "
+    "search), and takes_last_step=true of an outcome_model takes its score of the last step for the response's",
 }
 
 
@@ -49,5 +49,6 @@ class PromptWatch:
         folder = local_model(self.path)
         if read_training_layout(folder) is None:
             return
-        if words := unlike_training(folder, load_tokenizer(folder), first.prompt_ids):
-            log.warning("%s %s: its scores of the policy's responses may say nothing", self.path, words)
+        if words := other_prompts(folder, load_tokenizer(folder), lambda: first.prompt_ids):
+            log.warning("%s was trained on prompts that are %s, and the policy's are %s: its scores may say nothing",
+                        self.path, *words)  # fmt: skip

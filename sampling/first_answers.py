@@ -18,6 +18,7 @@ from espalier.data.records import BadInput, Trajectory, parse_record
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import SampleRequest
 from espalier.sampling.requests import TrajectoryRequests
+from espalier.sampling.searches import Searches
 from espalier.values.labels import wilson_interval
 
 log = logging.getLogger("sample")
@@ -32,10 +33,13 @@ _READ_RESPONSES = ("response_math", "response_number", "choice", "boolean3", "sh
 
 
 class FirstAnswers:
-    """The trajectories of some problems, of `num_problems` in the whole run; those of others are passed over."""
+    """The trajectories of some problems, of `num_problems` in the whole run; those of others are passed over.
+    `searches`: what found them, where more was generated than stands in them."""
 
-    def __init__(self, task: Task, requests: Sequence[SampleRequest], num_problems: int):
-        self._task, self._num_problems = task, num_problems
+    def __init__(
+        self, task: Task, requests: Sequence[SampleRequest], num_problems: int, searches: Searches | None = None
+    ):
+        self._task, self._num_problems, self._searches = task, num_problems, searches
         self._missing = {request.id for request in requests}
         self._rows: list[Trajectory] = []
 
@@ -64,8 +68,9 @@ class FirstAnswers:
         """Write the figures of what has come in one line and each warning in one; nothing the second time."""
         if not self._rows:
             return
-        log.info("%s", summary(self._rows, self._num_problems))
-        for warning in warnings(self._rows, self._task):
+        per_problem = None if self._searches is None else self._searches.tokens_per_problem
+        log.info("%s", summary(self._rows, self._num_problems, per_problem))
+        for warning in warnings(self._rows, self._task, self._searches is not None):
             log.warning("%s", warning)
         self._rows, self._missing = [], set()
 
@@ -78,10 +83,10 @@ def pilot_of(requests: Sequence[SampleRequest], number: int, source: Any) -> lis
     return [requests[k * len(requests) // number] for k in range(number)]
 
 
-def summary(rows: Sequence[Trajectory], num_problems: int) -> str:
+def summary(rows: Sequence[Trajectory], num_problems: int, tokens_per_problem: float | None = None) -> str:
     """Return one line: accuracy with its 95 % interval over problems (Wilson's, as if a problem were one draw: rather
     too wide than too narrow), shares of answers that cannot be read and of cut ones, lengths, and what the whole run
-    would generate at this rate."""
+    would generate at this rate: that of the rows, or, of a search, `tokens_per_problem` (0: not known)."""
     by_problem: dict[str, list[bool]] = {}
     for row in rows:
         by_problem.setdefault(row.problem_id, []).append(row.is_correct)
@@ -90,19 +95,21 @@ def summary(rows: Sequence[Trajectory], num_problems: int) -> str:
     tokens = sum(len(row.response_ids) for row in rows)
     lengths = "per solution"
     if tokens:  # chat APIs return none
-        whole = f"about {tokens / len(by_problem) * num_problems:,.0f} tokens for all {num_problems}"
-        lengths = f"and {tokens / len(rows):.0f} tokens per solution, {whole}"
+        each = tokens / len(by_problem) if tokens_per_problem is None else tokens_per_problem
+        whole = f", about {each * num_problems:,.0f} tokens for all {num_problems}" if each else ""
+        lengths = f"and {tokens / len(rows):.0f} tokens per solution{whole}"
+    limit = "params.max_tokens" if tokens_per_problem is None else "params.max_tokens or by search.budget"
     return (
         f"first {len(by_problem)} problems: {100 * right:.1f} % right [{100 * low:.0f}, {100 * high:.0f}], "
         f"{_percent(row.answer is None for row in rows)} without an answer that can be read, "
-        f"{_percent(row.finish_reason == 'length' for row in rows)} cut at params.max_tokens, "
+        f"{_percent(row.finish_reason == 'length' for row in rows)} cut at {limit}, "
         f"{fmean(len(row.steps) for row in rows):.1f} steps {lengths}"
     )
 
 
-def warnings(rows: Sequence[Trajectory], task: Task) -> list[str]:
+def warnings(rows: Sequence[Trajectory], task: Task, is_search: bool = False) -> list[str]:
     """Return what would spoil a run of which these are the first trajectories, a line each with its remedy."""
-    causes = [warning for warning in (_cut(rows), _form(rows, task)) if warning]
+    causes = [warning for warning in (_cut(rows, is_search), _form(rows, task)) if warning]
     found = [*causes, "" if causes else _all_wrong(rows), _alike(rows), _one_step(rows, task)]
     return [warning for warning in found if warning]
 
@@ -111,14 +118,15 @@ def _percent(flags: Any) -> str:
     return f"{100 * fmean(map(bool, flags)):.1f} %"
 
 
-def _cut(rows: Sequence[Trajectory]) -> str:
+def _cut(rows: Sequence[Trajectory], is_search: bool) -> str:
     cut = [row.finish_reason == "length" for row in rows]
     if fmean(cut) <= MOST_CUT:
         return ""
     longest = max(len(row.response_ids) for row in rows)
     after = f" after {longest} tokens" if longest else ""
+    limit = "params.max_tokens or search.budget" if is_search else "params.max_tokens"
     return (
-        f"{_percent(cut)} of the solutions were cut{after} and are wrong: raise params.max_tokens; "
+        f"{_percent(cut)} of the solutions were cut{after} and are wrong: raise {limit}; "
         "where they go on behind their answer, give a stop string (params.stop) or the policy's own prompt"
     )
 

@@ -105,11 +105,11 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         requests = rounds.go_on(requests, finished)
     asked = pilot_of(requests, config.pilot, source) if config.pilot else requests
     done = finished & {request.id for request in asked}
-    first = _first_answers(config, source, task, asked, len(requests), done)
+    first = _first_answers(config, source, task, asked, len(requests), done, searches)
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
-    tokens_before = tokens_before_this_part(output, meta)
+    tokens_before = max(tokens_before_this_part(output, meta), searches.tokens_before if searches else 0)
     tally = Tally(before=len(done))
     if len(done) < len(asked):
         if finished:
@@ -161,12 +161,18 @@ def _requests(config: SampleConfig, source: Any, task: Any, tokenizer: Any, fing
 
 
 def _first_answers(
-    config: SampleConfig, source: Any, task: Any, asked: list[SampleRequest], num_problems: int, done: set[str]
+    config: SampleConfig,
+    source: Any,
+    task: Any,
+    asked: list[SampleRequest],
+    num_problems: int,
+    done: set[str],
+    searches: Searches | None,
 ) -> FirstAnswers | None:
     """Return what looks at a pilot's problems, or at the first ones of a run that has few; None for other requests."""
     if not isinstance(source, TrajectoryRequests) or not (config.pilot or len(done) < PROBLEMS):
         return None
-    first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], num_problems)
+    first = FirstAnswers(task, asked if config.pilot else asked[:PROBLEMS], num_problems, searches)
     first.see_file(Path(config.output), done)  # of a pilot that was cut, or of a run before it
     return first
 
@@ -233,8 +239,9 @@ def _sample(
         client, check_server = stack.enter_context(open_client(config, tokenizer, check_model))
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
+        sampler = client if searches is None else searches.by(client)
         runner = Runner(
-            client if searches is None else searches.by(client),
+            sampler,
             params,
             make_records,
             Path(config.output),
@@ -243,8 +250,8 @@ def _sample(
             on_progress=_live_line(progress, params.n, client),
             check_server=check_server,
         )
-        if isinstance(client, ShowsLife):
-            runner.is_working = client.is_working
+        if isinstance(sampler, ShowsLife):
+            runner.is_working = sampler.is_working
         if isinstance(client, VLLMClient | EnginePool):
             runner.lane_of = client.lane_of
         try:

@@ -12,9 +12,16 @@ from espalier.sampling.client import Client, SamplingParams
 class Searches(Protocol):
     """Built from conf/search/: it makes of a sampler one that answers with what was searched for."""
 
+    tokens_before: int
+    """Tokens that were generated for the problems which have their solution already, once it is prepared."""
+
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far, of all that was drawn."""
+
+    @property
+    def tokens_per_problem(self) -> float:
+        """Tokens generated per problem that is done, 0 where none is."""
 
     def prepare(
         self,

@@ -6,5 +6,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # many small processes: one thread each is faster than two that wait
 exec .venv/bin/python -m pytest "$@"

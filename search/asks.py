@@ -79,8 +79,8 @@ class SearchMethod(Protocol):
         ended."""
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise BadInput where a setting of a method is below 1."""
+def check_sizes(least: int = 1, **sizes: float) -> None:
+    """Raise BadInput where a setting of a method is below its `least`."""
     for name, size in sizes.items():
-        if size < 1:
-            raise BadInput(f"search.method.{name} must be at least 1, got {size}")
+        if size < least:
+            raise BadInput(f"search.method.{name} must be at least {least}, got {size:g}")

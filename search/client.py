@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
+from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.tasks.task import Task
-from espalier.models.tokenizer_checks import check_same_tokenizer
-from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
+from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams, ShowsLife
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
-from espalier.search.scorers.scorer import HoldsNetworks, Scorer
+from espalier.search.scorers.held_networks import check_networks
+from espalier.search.scorers.scorer import ComputesScores, Scorer
 from espalier.search.tree import Node, Tree
 
 
@@ -49,6 +50,9 @@ class Search:
         self.method, self.scorer, self.budget, self.cuts = method, scorer, budget, cuts
         self.counts = SearchCounts()
         self.trees: Path | None = None
+        self.tokens_before = self._problems_before = 0
+        self._open: set[Tree] = set()
+        self._done = self._seen = 0  # tokens and scores: of trees that are open no more, and of all at the last look
         self._thread = ThreadPoolExecutor(1, "grading")
 
     def prepare(
@@ -60,14 +64,14 @@ class Search:
         output: Path,
         finished: set[str],
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, on a scorer whose
-        tokenizer is another one, and where several solutions per problem are asked for."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees` and `check_networks`,
+        and where several solutions per problem are asked for."""
         check_one_solution(params)
-        for path in self.scorer.models() if isinstance(self.scorer, HoldsNetworks) else ():
-            check_same_tokenizer(tokenizer, path, "scorer")
+        first = next(iter(problems.values()), Problem("", "", ""))
+        check_networks(self.scorer, tokenizer, lambda: encode_prompt(task, tokenizer, first).ids)
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
         self.trees = trees_path(output)
-        keep_trees(self.trees, finished)
+        self.tokens_before, self._problems_before = keep_trees(self.trees, finished), len(finished)
 
     def by(self, client: Client) -> "Search":
         """Return itself; `client` draws."""
@@ -78,6 +82,12 @@ class Search:
     def num_tokens(self) -> int:
         """Tokens generated so far."""
         return self.counts.generated_tokens
+
+    @property
+    def tokens_per_problem(self) -> float:
+        """Tokens generated per problem that is done, 0 where none is."""
+        num = self._problems_before + self.counts.problems
+        return (self.tokens_before + self.counts.generated_tokens) / max(num, 1)
 
     def counted(self) -> dict[str, int]:
         """Return the counts by name."""
@@ -96,6 +106,15 @@ class Search:
             await self.client.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
+    async def is_working(self) -> bool:
+        """Say whether anything was drawn or scored since the last call, scores are computed (which may take longer
+        than a stall), or whoever draws gives a sign of life."""
+        before, self._seen = self._seen, self._done + sum(tree.num_tokens + tree.num_scores for tree in self._open)
+        is_scoring = isinstance(self.scorer, ComputesScores) and self.scorer.is_computing
+        if is_scoring or self._seen > before:
+            return True
+        return isinstance(self.client, ShowsLife) and await self.client.is_working()
+
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
         scoring raise."""
@@ -110,7 +129,12 @@ class Search:
         )
         longest = getattr(self.client, "max_model_length", None)
         expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
-        found = await search_tree(self.method, tree, expander, self.scorer, self.budget, self._thread)
+        self._open.add(tree)
+        try:
+            found = await search_tree(self.method, tree, expander, self.scorer, self.budget, self._thread)
+        finally:
+            self._open.remove(tree)
+            self._done += tree.num_tokens + tree.num_scores
         self._count(tree, expander)
         names = (type(self.method).__name__, type(getattr(self.scorer, "reward", self.scorer)).__name__)
         ends = asyncio.get_running_loop().run_in_executor(
@@ -162,14 +186,14 @@ def trees_path(output: Path) -> Path:
     return output.with_suffix(".trees.jsonl") if is_suffix else output.with_name(output.name + ".trees.jsonl")
 
 
-def keep_trees(path: Path, finished: Set[str]) -> None:
-    """Take off the trees of problems that are not finished, of a job that goes on. Raises BadInput where a finished
-    problem has no tree, or two."""
+def keep_trees(path: Path, finished: Set[str]) -> int:
+    """Take off the trees of problems that are not finished, of a job that goes on; the tokens that were generated for
+    the others. Raises BadInput where a finished problem has no tree, or two."""
     if not path.is_file():
         if finished:
             raise BadInput(f"{path} is missing, and {len(finished)} solutions stand beside it: remove them, or choose "
                            "another output")  # fmt: skip
-        return
+        return 0
     cut_torn_tail(path)
     rows = [row for _, row in iter_rows(path)]
     kept = [row for row in rows if row["problem_id"] in finished]
@@ -178,3 +202,4 @@ def keep_trees(path: Path, finished: Set[str]) -> None:
     if len(kept) < len(rows):
         with open_atomic(path) as file:
             file.writelines(map(to_line, kept))
+    return sum(row["num_tokens"] for row in kept)

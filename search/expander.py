@@ -25,10 +25,14 @@ from espalier.search.tree import Node
 @dataclass(frozen=True)
 class StepCuts:
     """Where samples are stopped: at `step_stop`, a string that ends a step ("" : none), and after `step_tokens` tokens
-    (0: the room of the response)."""
+    (0: the room of the response). Raises BadInput on fewer."""
 
     step_stop: str = "\n"
     step_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step_tokens < 0:
+            raise BadInput(f"search.cuts.step_tokens must be at least 0 (0: no limit), got {self.step_tokens}")
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,13 @@ class Expander:
         return tokens
 
     def _ending(self, node: Node, begun: _Begun, tokens: TokenText) -> tuple[str, str]:
-        """Return how the response ended with these tokens ("" where it goes on), and the stop string that ended it."""
-        if begun.finish_reason == "stop" and not begun.stop:
-            return "stop", ""
+        """Return how the response ended with these tokens ("" where it goes on), and the stop string that ended it. One
+        that begins before the sample is seen here alone: the engine may have gone on to an end token."""
         places = [(tokens.text.find(stop), stop) for stop in self.params.stop if stop in tokens.text]
         if places:
             return "stop", min(places)[1]
+        if begun.finish_reason == "stop" and not begun.stop:
+            return "stop", ""
         return ("length", "") if self._room(node, begun) < 1 else ("", "")
 
     def _step_ends(self, tokens: TokenText, stop: str) -> list[int]:

@@ -31,6 +31,9 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
 
+# Many small processes: one thread each is faster than two that wait, and a fork of a process whose OpenMP has more hangs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tokenised examples of tests are no user's: one folder for all workers, removed by the first.
 if "ESPALIER_TEST_CACHE" not in os.environ:
     os.environ["ESPALIER_TEST_CACHE"] = os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="espalier-examples-")

@@ -18,7 +18,7 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajecto
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.token_text import tokenise_steps
-from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, read_training_layout, unlike_training
+from espalier.data.training_layout import CHAT, RESPONSES, STEPS, WORDS, other_prompts, read_training_layout
 from espalier.data.training_problems import FILE
 
 log = logging.getLogger("stage")
@@ -144,11 +144,13 @@ def _sampled(row: Solution) -> Trajectory:
 def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens) -> None:
     """Say in one line where a model that was trained here reads chat turns and was trained on plain text, or the other
     way round, by the first solution's tokens."""
-    if layout in (TOKENS, TASK, WHOLE) and (words := unlike_training(folder, tokenizer, first.prompt_ids)):
-        is_chat = PromptReader(tokenizer).is_chat(first.prompt_ids)
-        remedy = f"set task.template.is_chat={str(not is_chat).lower()}" if layout == TASK else (
+    words = other_prompts(folder, tokenizer, lambda: first.prompt_ids) if layout in (TOKENS, TASK, WHOLE) else None
+    if words:
+        is_chat = words[0] == WORDS[CHAT]
+        remedy = f"set task.template.is_chat={str(is_chat).lower()}" if layout == TASK else (
             "sample its solutions as those that it was trained on")  # fmt: skip
-        log.warning("%s %s: %s", folder, words, remedy)
+        log.warning("%s was trained on prompts that are %s, and those of these solutions are %s: %s", folder, *words,
+                    remedy)  # fmt: skip
 
 
 def _sampled_tokens(row: Solution) -> StepTokens:

@@ -23,6 +23,7 @@ class Lookahead:
 
     def __post_init__(self) -> None:
         check_sizes(width=self.width, siblings=self.siblings)
+        check_sizes(0, steps=self.steps, temperature=self.temperature)
         check_choice(self.choice)
 
     def grow(self, tree: Tree) -> Growth[None]:

@@ -36,6 +36,7 @@ class MCTS:
 
     def __post_init__(self) -> None:
         check_sizes(simulations=self.simulations, siblings=self.siblings)
+        check_sizes(0, rollouts=self.rollouts)
         check_choice(self.choice)
         if self.selection not in ("uct", "puct"):
             raise BadInput(f"search.method.selection must be uct or puct, got '{self.selection}'")

@@ -23,6 +23,7 @@ from espalier.search.choices import check_choice, choose_solution, share_of
 from espalier.search.tree import Node, Tree
 
 _SMALLEST = 1e-6
+_LOWEST = -600.0  # nats below the largest weight: those of lower ones stay numbers whatever they are divided by
 
 
 def entropy_share(weights: Sequence[float]) -> float:
@@ -82,25 +83,27 @@ class Particles:
         while not all(node.is_finished for node in particles):
             moved = [nodes[0] for nodes in (yield from draw_each(particles, 1))]
             yield from rate(list(dict.fromkeys(moved)))
-            new = [weight * self._weight(*pair) for weight, *pair in zip(carried, particles, moved, strict=True)]
+            logs = [math.log(w) + self._gain(*pair) for w, *pair in zip(carried, particles, moved, strict=True)]
+            new = [math.exp(max(weight - max(logs), _LOWEST)) for weight in logs]
             power = power_for(new, self.entropy_floor * max(0.0, 1 - step / self.floor_steps))
             bent = [weight**power for weight in new]
             places = resample(bent, rng.random())
             particles = [moved[place] for place in places]
             carried = [new[place] / bent[place] * math.fsum(bent) / self.number for place in places]
             scale = math.fsum(carried) / self.number
-            carried, log_scale, step = [weight / scale for weight in carried], log_scale + math.log(scale), step + 1
+            carried, step = [weight / scale for weight in carried], step + 1
+            log_scale += math.log(scale) + max(logs)
             for node in particles:
                 node.visits += 1
         if self.weights == "increments":
             tree.root.value = math.exp(log_scale)
 
-    def _weight(self, old: Node, new: Node) -> float:
+    def _gain(self, old: Node, new: Node) -> float:
         rank = min(max(share_of(new), _SMALLEST), 1 - _SMALLEST)
         if self.weights == "odds":
-            return (rank / (1 - rank)) ** (1 / self.temperature)
+            return math.log(rank / (1 - rank)) / self.temperature
         before = 1.0 if old.parent is None else min(max(share_of(old), _SMALLEST), 1 - _SMALLEST)
-        return (rank / before) ** (1 / self.temperature)
+        return math.log(rank / before) / self.temperature
 
     def choose(self, tree: Tree) -> Node:
         """Return the chosen solution."""

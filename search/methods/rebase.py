@@ -5,6 +5,7 @@ A state of low score gets no samples and is pruned; each finished solution takes
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,15 +46,16 @@ class Rebase:
         shares, left = {tree.root: self.samples}, self.samples
         while shares:
             drawn = yield from draw([Draw(node, num) for node, num in shares.items()])
-            nodes = list(dict.fromkeys(node for of_one in drawn for node in of_one))
+            dealt = Counter(node for of_one in drawn for node in of_one)  # a scorer's own samples may draw them too
+            nodes = list(dealt)
             ranks = dict(zip(nodes, (yield from rate(nodes)), strict=True))
             for node in nodes:
-                node.visits += node.draws if node.is_finished else 0
-            left -= sum(node.draws for node in nodes if node.is_finished)
+                node.visits += dealt[node] if node.is_finished else 0
+            left -= sum(dealt[node] for node in nodes if node.is_finished)
             going = [node for node in nodes if not node.is_finished]
             if not going or left < 1:
                 return
-            numbers = shares_of([ranks[one] for one in going], [one.draws for one in going], left, self.temperature)
+            numbers = shares_of([ranks[one] for one in going], [dealt[one] for one in going], left, self.temperature)
             shares = {node: num for node, num in zip(going, numbers, strict=True) if num}
             for node, num in shares.items():
                 node.visits += num

@@ -42,9 +42,7 @@ class TreeInference:
             raise BadInput("search.method.branch_factors must be pairs of a depth and a number, one of depth 0, as "
                            "[[0,3],[6,1]]")  # fmt: skip
         check_sizes(branch_factors=min(factor for _, factor in pairs))
-        for name in ("branching_depth", "max_depth"):
-            if getattr(self, name) < 0:
-                raise BadInput(f"search.method.{name} must be at least 0 (0: none), got {getattr(self, name)}")
+        check_sizes(0, branching_depth=self.branching_depth, max_depth=self.max_depth)
 
     def grow(self, tree: Tree) -> Growth[None]:
         """Expand depth by depth until every response has ended, or `max_depth` is reached."""

@@ -8,6 +8,7 @@ instead, as far as no gold answer may be read (self-consistency, Wang et al. 202
 
 from collections.abc import Sequence
 
+from espalier.data.records import BadInput
 from espalier.rewards.votes import majority_answer
 from espalier.search.asks import Draw
 from espalier.search.choices import is_vote_for
@@ -16,11 +17,13 @@ from espalier.search.tree import Node, Tree
 
 
 class CompletionsScorer:
-    """`number` completions per state; a finished state is its own."""
+    """`number` completions per state; a finished state is its own. Raises BadInput on none."""
 
     aggregate = "last"
 
     def __init__(self, number: int = 4, agrees: bool = False):
+        if number < 1:
+            raise BadInput(f"search.scorer.number must be at least 1, got {number}")
         self.number, self.agrees = number, agrees
 
     async def open(self) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
 from espalier.models.load import load_policy
+from espalier.sampling.client import SamplingParams
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
@@ -37,7 +39,7 @@ class _Asked:
 class ExactScorer:
     """`policy`: the folder of the policy that draws. The rest as of `values.exact.state_values.ExactSettings`;
     `max_tokens` and the temperature are the run's. Raises BadInput (where it is asked) on a task that cannot be
-    enumerated."""
+    enumerated, and on samples of another distribution than the policy's at a temperature."""
 
     aggregate = "last"
 
@@ -56,9 +58,14 @@ class ExactScorer:
         self._solved: OrderedDict[str, _Solved] = OrderedDict()
         self._batches = Batches[_Asked, float](self._compute)
 
-    def models(self) -> list[str]:
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
+        return self._batches.is_computing
+
+    def models(self) -> dict[str, str]:
         """Return the policy's folder."""
-        return [self.policy]
+        return {self.policy: ""}
 
     async def open(self) -> None:
         """Load the policy in transformers, once."""
@@ -66,6 +73,7 @@ class ExactScorer:
 
     async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
         """Return values in [0, 1], the middle of what is known of each; of a finished state its outcome."""
+        _check_sampling(expander.params)
         return await self._batches.ask([_Asked(node, expander) for node in nodes])
 
     def _compute(self, asked: list[_Asked]) -> list[float]:
@@ -85,7 +93,7 @@ class ExactScorer:
     def _solve(self, tree: Tree, expander: Expander) -> _Solved:
         key = tree.problem.id
         if key not in self._solved:
-            limits = ExactSettings(expander.params.max_tokens, expander.params.temperature or 1.0, self.line_mass,
+            limits = ExactSettings(expander.params.max_tokens, expander.params.temperature, self.line_mass,
                                    self.state_mass, self.max_width, self.merges)  # fmt: skip
             decisions = self._decisions(tree, expander, limits)
             root = decisions.state((0, ()), is_asked=True)
@@ -114,3 +122,10 @@ class ExactScorer:
     async def close(self) -> None:
         """Let go of the thread; the network and what was computed stay for another search."""
         self._batches.close()
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    for name, is_known in (("top_p", params.top_p == 1), ("temperature", params.temperature > 0)):
+        if not is_known:
+            raise BadInput(f"params.{name}={getattr(params, name):g} with scorer=exact: exact values are of all tokens "
+                           f"at a temperature above 0: set params.{name}=1.0")  # fmt: skip

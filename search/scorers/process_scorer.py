@@ -12,6 +12,7 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
+from espalier.data.training_layout import STEPS
 from espalier.data.training_problems import FILE
 from espalier.models.load import load_config, positions_of
 from espalier.models.log_ratio_reward import is_log_ratio_reward
@@ -82,9 +83,14 @@ class ProcessScorer:
         else:
             self.model = CachedScoredModel(load_process_reward(self.path))
 
-    def models(self) -> list[str]:
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
+        return self._batches.is_computing
+
+    def models(self) -> dict[str, str]:
         """Return the one folder."""
-        return [self.path]
+        return {self.path: STEPS}
 
     def _compute(self, rows: list[StepTokens]) -> list[list[float]]:
         limit = positions_of(load_config(self.path))

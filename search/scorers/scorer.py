@@ -36,8 +36,18 @@ class Scorer(Protocol):
 class HoldsNetworks(Protocol):
     """A scorer with networks that are given the sampled token ids."""
 
-    def models(self) -> list[str]:
-        """Return their folders or hub names."""
+    def models(self) -> dict[str, str]:
+        """Return, by folder or hub name, at the ends of what their heads are read (`data.training_layout`: steps or
+        responses); "" of a network without such a head."""
+
+
+@runtime_checkable
+class ComputesScores(Protocol):
+    """A scorer that computes in this process, or has engines of its own do so: whoever draws is not asked meanwhile."""
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether scores are under way."""
 
 
 class Batches(Generic[A, B]):
@@ -50,6 +60,11 @@ class Batches(Generic[A, B]):
         self._waiting: list[tuple[list[A], asyncio.Future[list[B]]]] = []
         self._task: asyncio.Task[None] | None = None
         self.num_calls = 0
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a call runs."""
+        return self._task is not None and not self._task.done()
 
     async def ask(self, items: Sequence[A]) -> list[B]:
         """Return the answer to every item. Raises what `compute` raises."""

@@ -240,7 +240,7 @@ def test_prompts_unlike_those_of_training_are_named_once(
         reward = kind(path)
         reward([RIGHT, WRONG])
         reward([WRONG])
-        said = "was trained on prompts that are turns of a chat template, and these are plain text"
+        said = "was trained on prompts that are turns of a chat template, and the policy's are plain text"
         assert caplog.text.count(said) == number
 
 

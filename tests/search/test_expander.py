@@ -19,6 +19,7 @@ from espalier.search.expander import StepCuts
 from espalier.search.methods.samples import Samples
 from espalier.search.methods.step_beam import StepBeam
 from espalier.search.methods.tree_inference import TreeInference
+from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.tree import Node, Tree
 from tests.support.search_cases import LastNumber, TableSampler, TableScorer, searched
@@ -215,6 +216,16 @@ def test_nodes_are_never_tokenised_again(sampler: Make) -> None:
     finally:
         table.tokenizer.__class__.__call__ = before
     assert len(asked) <= 2  # the prompt of the test, and the word that the decoder decodes behind
+
+
+@pytest.mark.parametrize("scorer", [RandomScorer(), CompletionsScorer(2)], ids=["steps", "whole"])
+def test_a_stop_string_that_begins_in_the_step_before_ends_the_response(scorer: Any, sampler: Make) -> None:
+    """The engine sees the second half of it alone, and goes on to the end token."""
+    table = {"d\n# 3": 1.0}
+    wanted = searched(sampler(table), Samples(1), RandomScorer(), stop=["\n# "])[1].chosen
+    tree, found, _ = searched(sampler(table), StepBeam(1, 1), scorer, stop=["\n# "])
+    assert wanted.response() == found.chosen.response() == "d"
+    assert {(leaf.response(), leaf.ending) for leaf in tree.finished()} == {("d", "stop")}
 
 
 def test_a_sampler_without_token_ids_is_refused(tokenizer: Any) -> None:

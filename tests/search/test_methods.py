@@ -11,7 +11,7 @@ from espalier.data.search_tree import SearchTree
 from espalier.sampling.client import SamplingParams
 from espalier.search.budget import Budget
 from espalier.search.choices import choose_solution
-from espalier.search.expander import Expander
+from espalier.search.expander import Expander, StepCuts
 from espalier.search.methods.dvts import DVTS
 from espalier.search.methods.lookahead import Lookahead
 from espalier.search.methods.mcts import MCTS
@@ -21,6 +21,7 @@ from espalier.search.methods.rebase import Rebase, shares_of
 from espalier.search.methods.samples import Samples
 from espalier.search.methods.step_beam import StepBeam
 from espalier.search.methods.tree_inference import TreeInference, factor_at
+from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.tree import Node, Tree
 from tests.support.search_cases import TableSampler, TableScorer, searched
@@ -199,6 +200,25 @@ def test_the_filter_estimates_the_mean_score_without_bias(floor: float, sampler:
     assert error < 0.02
 
 
+@pytest.mark.parametrize("weights", ["odds", "increments"])
+@pytest.mark.parametrize("floor", [0.0, 0.8])
+def test_a_filter_of_the_lowest_temperature_follows_the_best_score_alone(
+    weights: str, floor: float, sampler: Make
+) -> None:
+    """Odds of 1e-6 to the power 1000 are no number a computer holds, nor is their inverse."""
+    table = sampler(seed=2)
+    method = Particles(32, weights, temperature=0.001, entropy_floor=floor, floor_steps=1)
+    tree, found, _ = searched(table, method, TableScorer(table, "1"))
+    assert found.chosen.answered().is_correct
+    assert all(leaf.answered().is_correct for leaf in tree.finished() if leaf.visits)
+
+
+def test_a_filter_whose_scores_are_all_0_keeps_its_particles(sampler: Make) -> None:
+    table = sampler(seed=2)
+    tree, _, _ = searched(table, Particles(32, temperature=0.001), TableScorer(table, "nobody's answer"))
+    assert len({leaf for leaf in tree.finished() if leaf.visits}) > 2
+
+
 def test_resampling_gives_every_particle_its_share_on_average() -> None:
     weights = [0.1, 2.0, 0.0, 0.7, 1.2]
     starts = [(k + 0.5) / 4000 for k in range(4000)]
@@ -222,6 +242,13 @@ def test_samples_are_dealt_by_softmax_and_add_up() -> None:
     assert shares_of([0.8, 0.6], [1, 1], 10, 0.2) == [7, 3]
     assert shares_of([0.5, 0.5], [3, 1], 8, 0.2) == [6, 2]
     assert sum(shares_of([0.1, 0.9, 0.3], [1, 1, 1], 17, 0.5)) == 17
+
+
+def test_samples_that_value_a_state_are_none_of_those_that_are_dealt_out(sampler: Make) -> None:
+    """Completions of a state share nodes with the samples that are dealt to it later."""
+    for seed in range(3):
+        tree, _, _ = searched(sampler(seed=seed), Rebase(16), CompletionsScorer(4))
+        assert sum(leaf.visits for leaf in tree.finished()) == 16
 
 
 def test_branch_factors_are_piecewise_constant_in_the_depth(sampler: Make) -> None:
@@ -284,6 +311,22 @@ def test_a_search_that_has_spent_its_seconds_is_cut_with_the_best_so_far(method:
 def test_a_limit_of_seconds_below_none_is_refused() -> None:
     with pytest.raises(BadInput, match=r"search\.budget\.seconds must be at least 0 \(0: no limit\), got -1"):
         Budget(seconds=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Lookahead(steps=-1), "method.steps"),
+        (lambda: Lookahead(temperature=-0.5), "method.temperature"),
+        (lambda: MCTS(rollouts=-1), "method.rollouts"),
+        (lambda: StepCuts("\n", -1), "cuts.step_tokens"),
+        (lambda: CompletionsScorer(0), "scorer.number"),
+    ],
+    ids=["steps", "temperature", "rollouts", "step_tokens", "number"],
+)
+def test_a_setting_below_its_least_is_refused_by_its_name(make: Callable[[], Any], name: str) -> None:
+    with pytest.raises(BadInput, match=rf"search\.{name} must be at least [01]"):
+        make()
 
 
 def test_what_a_budget_cuts_off_is_answered_with_the_best_open_state(sampler: Make) -> None:

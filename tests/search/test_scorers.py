@@ -252,6 +252,14 @@ def test_the_exact_scorer_is_the_value_that_sampling_converges_to(tmp_path: Path
     assert found == pytest.approx(truth, abs=2e-3)
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("temperature", 0.0)])
+def test_the_exact_scorer_refuses_sampling_whose_values_it_does_not_compute(
+    name: str, value: float, sampler: Make
+) -> None:
+    with pytest.raises(BadInput, match=rf"params\.{name}={value:g} .* exact values are of"):
+        searched(sampler(), StepBeam(1, 2), ExactScorer("policy"), **{name: value})
+
+
 def test_scores_of_the_table_rank_as_the_table_does(sampler: Make) -> None:
     table = sampler()
     tree, _, _ = searched(table, StepBeam(3, 60), TableScorer(table, "1"))
@@ -291,7 +299,7 @@ def test_a_beam_by_an_outcome_reward_model_keeps_the_states_of_the_highest_logit
 def test_a_generative_verifier_says_which_solution_is_the_answer(sampler: Make, tiny_policy: Path) -> None:
     form = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
     scorer = RewardScorer(GenerativeVerifierReward(str(tiny_policy), form))
-    assert scorer.models() == [str(tiny_policy)]
+    assert scorer.models() == {str(tiny_policy): ""}
     table = sampler()
     tree, found, _ = searched(table, Samples(60), scorer)
     network = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()

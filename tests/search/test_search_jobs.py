@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.search_tree import SearchTree
+from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
@@ -30,6 +32,7 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
+from espalier.search.scorers.process_scorer import ProcessScorer
 from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
 
@@ -119,6 +122,26 @@ def test_a_budget_of_seconds_cuts_searches_and_another_one_is_refused_for_a_file
         search_job.main(*asked, "search.budget.seconds=5")
 
 
+def test_a_pilot_says_what_searching_all_problems_costs(
+    search_here: SearchHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what the solutions are long: a beam of four times four draws a dozen others for each."""
+    output = tmp_path / "found.jsonl"
+    with caplog.at_level("INFO"):
+        assert search_here(output, "pilot=5") == 0
+    spent = sum(tree.num_tokens for tree in read_records(SearchTree, trees_path(output)))
+    assert f"about {spent / 5 * NUM_PROBLEMS:,.0f} tokens for all {NUM_PROBLEMS}" in caplog.text
+
+
+def test_solutions_that_the_budget_cut_are_not_said_to_want_more_room(
+    search_here: SearchHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert search_here(tmp_path / "found.jsonl", "search.budget.tokens=1") == 0
+    assert "cut at params.max_tokens or by search.budget" in caplog.text
+    assert "are wrong: raise params.max_tokens or search.budget" in caplog.text
+
+
 def test_another_method_is_refused_for_a_file_that_was_begun(search_here: SearchHere, tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     assert search_here(output) == 0
@@ -157,13 +180,90 @@ def test_a_reward_model_of_another_tokenizer_is_refused(
         assert exit_code_of(caught.value) == 2
 
 
+def folder_trained_on(scores: str, prompts: str, tiny_prm: Path, folder: Path) -> Path:
+    """A reward model whose folder says what it was trained on."""
+    shutil.copytree(tiny_prm, folder)
+    if scores:
+        write_training_layout(folder, TrainingLayout(scores, prompts))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("scorer", "key", "own", "other"),
+    [("process", "path", "steps", "responses"), ("outcome_model", "reward.path", "responses", "steps")],
+)
+def test_a_reward_model_is_read_where_it_was_trained_or_refused(
+    scorer: str, key: str, own: str, other: str, search_here: SearchHere, tiny_prm: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    for scores in (own, "", other):
+        folder = folder_trained_on(scores, "text", tiny_prm, tmp_path / f"model-{scores}")
+        asked = (tmp_path / f"{scores}.jsonl", f"scorer@search.scorer={scorer}", f"search.scorer.{key}={folder}")
+        caplog.clear()
+        if scores == other:
+            remedy = {"process": f"scorer@search.scorer=outcome_model search.scorer.reward.path={folder}",
+                      "outcome_model": "scorer@search.scorer=process"}[scorer]  # fmt: skip
+            with pytest.raises(BadInput, match=f"trained on {other} and not on {own} .*{re.escape(remedy)}"):
+                search_here(*asked)
+            assert not list(tmp_path.glob(f"{scores}.*"))  # nothing is drawn or written
+            continue
+        assert search_here(*asked) == 0
+        check_files(asked[0])
+        is_assumed = f"is read at the ends of {own}, which is an assumption" in caplog.text
+        assert is_assumed == (scores == "")
+
+
+@pytest.mark.parametrize(("scorer", "key", "scores"),
+                         [("process", "path", "steps"), ("outcome_model", "reward.path", "responses")])  # fmt: skip
+def test_a_reward_model_that_was_trained_on_other_prompts_is_warned_of(
+    scorer: str, key: str, scores: str, search_here: SearchHere, tiny_prm: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    for prompts in ("text", "both", "chat"):
+        folder = folder_trained_on(scores, prompts, tiny_prm, tmp_path / prompts)
+        caplog.clear()
+        asked = (f"scorer@search.scorer={scorer}", f"search.scorer.{key}={folder}")
+        assert search_here(tmp_path / f"{prompts}.jsonl", *asked) == 0
+        number = caplog.text.count("was trained on prompts that are turns of a chat template, and th")
+        assert number == (prompts == "chat")
+
+
+def test_a_search_whose_scores_take_longer_than_a_stall_is_waited_for(
+    search_here: SearchHere, tiny_prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sampled meanwhile: engines have nothing to do, and say so."""
+    compute = ProcessScorer._compute
+
+    def slowly(self: ProcessScorer, rows: list[Any]) -> list[list[float]]:
+        time.sleep(0.5)
+        return compute(self, rows)
+
+    monkeypatch.setattr(ProcessScorer, "_compute", slowly)
+    asked = ("scorer@search.scorer=process", f"search.scorer.path={tiny_prm}", "engine.stall_seconds=0.2")
+    assert search_here(tmp_path / "found.jsonl", *asked) == 0
+    check_files(tmp_path / "found.jsonl")
+
+
+def test_what_was_generated_before_a_kill_is_counted_by_the_trees(search_here: SearchHere, tmp_path: Path) -> None:
+    """A killed part wrote down nothing of what it spent, and a solution is a small part of it."""
+    output, meta = tmp_path / "found.jsonl", tmp_path / "found.meta.json"
+    assert search_here(output) == 0
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:-1]))
+    written = json.loads(meta.read_text())
+    meta.write_text(json.dumps(written | {"is_complete": False, "sampling_tokens": 0, "sampling_seconds": 0}))
+    assert search_here(output) == 0
+    spent = sum(tree.num_tokens for tree in check_files(output)[1])
+    assert json.loads(meta.read_text())["counts"]["generated_tokens"] == spent
+
+
 def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.trees.jsonl"
-    rows = [{"id": f"p{k}/0", "problem_id": f"p{k}"} for k in range(3)]
+    rows = [{"id": f"p{k}/0", "problem_id": f"p{k}", "num_tokens": 10 * k} for k in range(3)]
     write_records(path, rows)
     with path.open("a") as file:
         file.write('{"id": "p3/0", "pro')
-    keep_trees(path, {"p0", "p2"})
+    assert keep_trees(path, {"p0", "p2"}) == 20
     assert [row["id"] for _, row in iter_rows(path)] == ["p0/0", "p2/0"]
     with pytest.raises(BadInput, match="2 trees of 3 finished"):
         keep_trees(path, {"p0", "p1", "p2"})
