@@ -31,7 +31,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
 
-# Many small processes: one thread each is faster than two that wait, and a fork of a process whose OpenMP has more hangs.
+# Many small processes: one thread each is faster than two that wait; a fork of a process with more of them may hang.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tokenised examples of tests are no user's: one folder for all workers, removed by the first.
