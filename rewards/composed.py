@@ -109,8 +109,12 @@ class ComposedReward:
             term.to(device)
 
     def networks(self) -> dict[str, Any]:
-        """Return all of them."""
-        return {name: model for term in self._with_models() for name, model in term.networks().items()}
+        """Return all of them; a second one of a name is named by its term too."""
+        found: dict[str, Any] = {}
+        for term_name, term in self.terms.items():
+            for name, model in term.networks().items() if isinstance(term, HoldsModels) else ():
+                found[f"{name} ({term_name})" if name in found else name] = model
+        return found
 
     def close(self) -> None:
         """End the terms' engines."""

@@ -4,7 +4,6 @@ graded answer."""
 from collections.abc import Sequence
 
 from espalier.data.records import Trajectory
-from espalier.rewards.composed import ComposedReward
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
@@ -27,11 +26,10 @@ class RewardScorer:
         return self._batches.is_computing
 
     def models(self) -> dict[str, str]:
-        """Return the folders of the reward's networks, those of every term where it has several; rewards themselves
-        refuse models of other ends when they are built."""
-        terms = self.reward.terms.values() if isinstance(self.reward, ComposedReward) else [self.reward]
-        return {str(network.config.name_or_path): "" for term in terms if isinstance(term, HoldsModels)
-                for network in term.networks().values()}  # fmt: skip
+        """Return the folders of the reward's networks; rewards themselves refuse models of other ends when they are
+        built."""
+        networks = self.reward.networks() if isinstance(self.reward, HoldsModels) else {}
+        return {str(network.config.name_or_path): "" for network in networks.values()}
 
     async def open(self) -> None:
         """The reward is loaded when it is built."""

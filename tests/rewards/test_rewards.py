@@ -229,6 +229,14 @@ def test_the_last_step_of_a_process_reward_model_is_taken_where_it_is_asked_for(
     assert score.outcome == pytest.approx(steps.steps[-1], abs=1e-5)
 
 
+def test_two_models_of_one_kind_are_two_networks(reward_model: Path, tmp_path: Path) -> None:
+    """Each has its tokenizer compared with the policy's."""
+    other = of_layout(reward_model, tmp_path / "other", "responses")
+    reward = ComposedReward({"one": OutcomeModelReward(str(reward_model)), "two": OutcomeModelReward(other)})
+    folders = [network.config.name_or_path for network in reward.networks().values()]
+    assert folders == [str(reward_model), other]
+
+
 @pytest.mark.parametrize("kind", [OutcomeModelReward, ProcessReward])
 def test_prompts_unlike_those_of_training_are_named_once(
     kind: Any, reward_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
