@@ -201,16 +201,17 @@ OF_ALL_ROWS = {
     "process_preferences": "993db13d0c04f98f",
     "step_preferences": "4ca1f144487c49e0",
     "partial_preferences": "12f0d6d4c8fdddf8",
-    "evaluate": "71a538c99baba467",
+    "evaluate": "47723279b1dfc71c",
     "prm_calibration": "88143d6a3692b316",
     "check_pairs": "77766f9b96853fd0",
-    "evaluate_prm_benchmarks": "41c1d43a379b87a7",
+    "evaluate_prm_benchmarks": "efd9123cc57586f3",
     "evaluate_reward_model": "eb7b3d93e4b3ac40",
     "score_responses": "da59f52cebe60287",
     "select_demonstrations": "5916b48a371828c8",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
-evaluate_reward_model has come since"""
+evaluate_reward_model and, of evaluate and evaluate_prm_benchmarks, what a step's index alone would choose have come
+since, beside numbers that are the same"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
