@@ -26,7 +26,7 @@ class SearchTree:
     method: str
     """the class of the method: StepBeam"""
     scorer: str
-    """the class of the scorer: ProcessScorer; of a reward the reward's: OutcomeReward"""
+    """the class of the scorer: ProcessScorer; of a reward the reward's: OutcomeReward; of several, joined by +"""
     aggregate: str
     """how the scores on the way to a node become the one it is ranked by (rewards/aggregate.py)"""
     chosen: int
@@ -101,3 +101,11 @@ class SearchTree:
 
 COLUMNS = tuple(one.name for one in dataclasses.fields(SearchTree) if str(one.type).startswith("list[") and
                 one.name != "prompt_ids")  # fmt: skip
+
+
+_READ_GOLD = {"CompletionsScorer", "ExactScorer", "OutcomeReward", "VerifierReward"}
+
+
+def reads_gold(scorer: str) -> bool:
+    """Say whether the scorer of a tree read the gold answer, which nobody has at test time."""
+    return bool(_READ_GOLD & set(scorer.split("+")))

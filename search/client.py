@@ -18,12 +18,14 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.tasks.task import Task
+from espalier.rewards.composed import ComposedReward
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams, ShowsLife
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
 from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
+from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.held_networks import check_networks
 from espalier.search.scorers.scorer import ComputesScores, Scorer
 from espalier.search.tree import Node, Tree
@@ -136,7 +138,7 @@ class Search:
             self._open.remove(tree)
             self._done += tree.num_tokens + tree.num_scores
         self._count(tree, expander)
-        names = (type(self.method).__name__, type(getattr(self.scorer, "reward", self.scorer)).__name__)
+        names = (type(self.method).__name__, name_of(self.scorer))
         ends = asyncio.get_running_loop().run_in_executor(
             self._thread, tree.record, found.chosen, *names, found.is_cut, found.seconds
         )
@@ -203,3 +205,13 @@ def keep_trees(path: Path, finished: Set[str]) -> int:
         with open_atomic(path) as file:
             file.writelines(map(to_line, kept))
     return sum(row["num_tokens"] for row in kept)
+
+
+def name_of(scorer: Scorer) -> str:
+    """Return what a tree calls its scorer: the class; of a reward the reward's, of a composed one those of its terms,
+    joined by "+"."""
+    if isinstance(scorer, CompletionsScorer) and scorer.agrees:
+        return "CompletionsScorer that agrees"  # with the tree's most frequent answer, and reads no gold
+    scored_by: Any = getattr(scorer, "reward", scorer)
+    terms = scored_by.terms.values() if isinstance(scored_by, ComposedReward) else [scored_by]
+    return "+".join(type(term).__name__ for term in terms)

@@ -15,6 +15,7 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
+from espalier.data.search_tree import reads_gold
 from espalier.pipeline.evaluation.evaluation_table import to_markdown, to_plain
 from espalier.pipeline.evaluation.intervals import intervals
 from espalier.pipeline.stage import StageContext
@@ -24,7 +25,6 @@ from espalier.values.tree_values import read_trees
 log = logging.getLogger("stage")
 
 COSTS = {"tokens": "num_tokens", "scores": "num_scores", "seconds": "seconds"}
-READ_GOLD = ("CompletionsScorer", "ExactScorer", "OutcomeReward", "VerifierReward")
 FEW_SAMPLES = 8  # of a problem: fewer put many problems into a bin of another difficulty
 
 
@@ -50,7 +50,7 @@ class Recommendation:
 def read_search(name: str, paths: Sequence[str]) -> SearchFigures:
     """Read the runs of one search. Raises BadInput where they are of different problems, or one has no gold answer."""
     runs = [{tree.problem_id: tree for tree in read_trees(path)} for path in paths]
-    if {tree.scorer for run in runs for tree in run.values()} & set(READ_GOLD):
+    if any(map(reads_gold, {tree.scorer for run in runs for tree in run.values()})):
         log.warning("search '%s' was scored by the gold answer, which nobody has at test time: it is a ceiling", name)
     for path, run in zip(paths, runs, strict=True):
         if run.keys() != runs[0].keys():

@@ -18,6 +18,13 @@ from espalier.pipeline.evaluation.recommend_search import (
     recommend,
 )
 from espalier.pipeline.stage import StageContext
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.length import LengthPenalty
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.verifiers import VerifierReward
+from espalier.search.client import name_of
+from espalier.search.scorers.completions_scorer import CompletionsScorer
+from espalier.search.scorers.reward_scorer import RewardScorer
 from tests.support.search_trees import TREE, changed
 
 PROBLEMS = [f"p{number}" for number in range(40)]
@@ -102,11 +109,20 @@ def test_a_search_that_was_scored_by_the_gold_answer_is_warned_of(
 ) -> None:
     read_search("beam", [save(tmp_path / "0.jsonl", [True], 100)])
     assert "scored by the gold answer" in caplog.text
-    for scorer in ("OutcomeReward", "VerifierReward"):  # scorer@search.scorer=outcome and verifiers
+    scorers: dict[Any, bool] = {
+        OutcomeReward(): True,  # scorer@search.scorer=outcome
+        VerifierReward(): True,
+        ComposedReward({"length": LengthPenalty(2, 9), "outcome": OutcomeReward()}): True,
+        ComposedReward({"length": LengthPenalty(2, 9)}): False,
+        CompletionsScorer(4): True,
+        CompletionsScorer(4, agrees=True): False,
+    }
+    for scorer, is_ceiling in scorers.items():
         caplog.clear()
-        write_records(tmp_path / "1.jsonl", [changed(scorer=scorer)])
+        own = scorer if isinstance(scorer, CompletionsScorer) else RewardScorer(scorer)
+        write_records(tmp_path / "1.jsonl", [changed(scorer=name_of(own))])
         read_search("best_of_4", [str(tmp_path / "1.jsonl")])
-        assert "scored by the gold answer" in caplog.text
+        assert ("scored by the gold answer" in caplog.text) == is_ceiling
 
 
 def test_runs_of_one_search_are_averaged_by_problem(tmp_path: Path) -> None:
