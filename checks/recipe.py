@@ -4,12 +4,9 @@
 
 prints the trainer's arguments (`-cn exp/dpo/preference_pairs size=dpo/7b deepspeed=zero3`); a line on stderr says why.
 
-    python -m espalier.checks.recipe tiny MODEL
-
-ends with 2 where a model is too large for the experiments of the embedded tasks.
 The shell pipelines ask it; the doctor says the same of a config. Learning rates, and where each was published, are in
-conf/size/. The experiments of the embedded tasks (conf/exp/<kind>/<task>.yaml) are for tiny policies and taken for
-those alone.
+conf/size/. The experiments of the embedded tasks (conf/exp/<kind>/<task>.yaml and the like) are for tiny policies and
+taken for those alone.
 """
 
 import os
@@ -28,7 +25,13 @@ from espalier.training.memory_plan import GIB
 
 # The largest number of parameters that counts as a size of conf/size/: halfway to the next, on a log scale.
 SIZES = (("0.5b", 0.87e9), ("1.5b", 3.2e9), ("7b", 15e9), ("32b", 47e9), ("70b", float("inf")))
-NEUTRAL = {"sft": "demonstrations", "reward": "step_values", "dpo": "preference_pairs"}
+NEUTRAL = {
+    "sft": "sft/demonstrations",
+    "reward": "reward/step_values",
+    "outcome": "reward/outcome_pairs",
+    "dpo": "dpo/preference_pairs",
+    "ppo": "ppo/ppo_outcome_model",
+}
 # Weights, gradients and moments in bytes per trained parameter on the GPU of one rank (docs/launching.md); what a run
 # needs in all is `training.memory_plan`'s.
 BYTES_PER_PARAMETER = {
@@ -91,7 +94,7 @@ def zero_of(parameters: int, num_ranks: int, has_adapters: bool, node: Node = No
 
 
 def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node: Node = Node()) -> list[str]:
-    """Return the overrides `size=…` and `deepspeed=…` (or `lora=qlora`) for a kind of training (sft, reward, dpo, ppo).
+    """Return the overrides `size=…` and `deepspeed=…` (or `lora=qlora`) for a kind of training, one of NEUTRAL's.
 
     Raises BadInput where the model does not fit that many GPUs.
     """
@@ -108,7 +111,7 @@ def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node:
 
 
 _PREFERENCES = ("dpo", "ipo", "kto", "nca", "hinge", "reference_free", "preference", "implicit")
-_HEADS = ("process_reward", "outcome_reward", "bradley_terry")
+_HEADS = {"process_reward": "reward", "outcome_reward": "outcome", "bradley_terry": "outcome"}
 
 
 def kind_of(config: RLConfig | TrainConfig) -> str:
@@ -117,7 +120,7 @@ def kind_of(config: RLConfig | TrainConfig) -> str:
         return "ppo"
     module = str(config.objective["_target_"]).split(".")[-2]
     if module in _HEADS:
-        return "reward"
+        return _HEADS[module]
     return "dpo" if module.startswith(_PREFERENCES) else "sft" if module == "sft" else ""
 
 
@@ -150,46 +153,35 @@ def parameters_of(model: str) -> int:
 def recipe(
     kind: str, names: Sequence[str], model: str, num_ranks: int, overrides: Sequence[str] = ()
 ) -> tuple[list[str], str]:
-    """Return (the trainer's arguments, why in a line). `names`: experiments of conf/exp/<kind> for tiny policies, of
-    which the first that there is counts. Raises BadInput."""
+    """Return (the trainer's arguments, why in a line). `names`: experiments beside the kind's neutral one, for tiny
+    policies, of which the first that there is counts. Raises BadInput."""
+    folder = NEUTRAL[kind].split("/")[0]
     parameters = parameters_of(model)
     chosen = dict(word.split("=", 1) for word in overrides if "=" in word)
-    own = next((name for name in names if (CONF / "exp" / kind / f"{name}.yaml").is_file()), None)
+    own = next((name for name in names if (CONF / "exp" / folder / f"{name}.yaml").is_file()), None)
     count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.1f}M"
     if own and parameters <= _TINY:
         return [
             "-cn",
-            f"exp/{kind}/{own}",
-        ], f"{model} ({count} parameters) is trained as conf/exp/{kind}/{own}.yaml says"
+            f"exp/{folder}/{own}",
+        ], f"{model} ({count} parameters) is trained as conf/exp/{folder}/{own}.yaml says"
     has_adapters = chosen.get("lora", "none") != "none"
     words = preset(kind, parameters, num_ranks, has_adapters)
     if "lora=qlora" in words and chosen["lora"] != "qlora":
         raise BadInput(f"{model} ({count} parameters) does not fit {num_ranks} GPU{'s' * (num_ranks > 1)} with lora="
                        f"{chosen['lora']}: set lora=qlora, or more GPUs (nproc=)")  # fmt: skip
     words = [word for word in words if word.split("=", 1)[0] not in chosen]
-    name = f"exp/{kind}/{NEUTRAL[kind]}"
-    why = f"{model} ({count} parameters) is trained by {name} {' '.join(words)} (docs/training.md; exp= names another)"
+    name = f"exp/{NEUTRAL[kind]}"
+    key = "ppo" if kind == "ppo" else "exp"
+    why = f"{model} ({count} parameters) is trained by {name} {' '.join(words)} "
+    why += f"(docs/training.md; {key}= names another)"
     if parameters < 0.1e9:
         why += "; its rate is that of much larger models"
     return ["-cn", name, *words], why
 
 
-def check_tiny(model: str) -> None:
-    """Raise BadInput on a model that the experiments of the embedded tasks are not for."""
-    if (parameters := parameters_of(model)) > _TINY:
-        raise BadInput(f"{model} has {parameters / 1e6:.0f}M parameters, and the experiments of the embedded tasks are "
-                       f"for policies of at most {_TINY / 1e6:.0f}M: name others")  # fmt: skip
-
-
 def main() -> int:
     """Print the arguments, say why."""
-    if sys.argv[1:2] == ["tiny"] and len(sys.argv) == 3:
-        try:
-            check_tiny(sys.argv[2])
-        except (BadInput, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
     usage = f"give KIND TASKS MODEL RANKS [overrides], with KIND one of {', '.join(NEUTRAL)} and RANKS a number"
     if len(sys.argv) < 5 or sys.argv[1] not in NEUTRAL or not sys.argv[4].isdecimal():
         print(f"error: {usage}", file=sys.stderr)

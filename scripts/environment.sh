@@ -72,26 +72,33 @@ free_server() {
   fi
 }
 
-# train NAME ARGUMENTS: a stage of trainer_base_ds_mul.py, on $nproc ranks.
-train() {
+# on_ranks NAME PROGRAM ARGUMENTS: a stage of a training program, on $nproc ranks; train NAME ARGUMENTS: of
+# trainer_base_ds_mul.py.
+on_ranks() {
   local name=$1 launcher=()
   shift
   if ((nproc > 1)); then launcher=(launch.py --nproc_per_node="$nproc"); fi
-  stage "$name" "$python" "${launcher[@]}" trainer_base_ds_mul.py "$@"
+  stage "$name" "$python" "${launcher[@]}" "$@"
 }
+train() { on_ranks "$1" trainer_base_ds_mul.py "${@:2}"; }
 
-# recipe KIND MODEL SETTINGS: $recipe, the trainer's arguments for a training of that kind (sft, restem, reward, dpo) of
-# that model, SETTINGS and deepspeed= among them: of exp= where it is given, else what espalier.checks.recipe says, with
-# why in a line. An embedded task without an experiment of its own may take word_arithmetic's, for tiny policies.
+# recipe KIND MODEL SETTINGS: $recipe, the program's arguments for a training of that kind (sft, restem, reward, outcome,
+# dpo, ppo) of that model, SETTINGS and deepspeed= among them: of exp= where it is given, else what
+# espalier.checks.recipe says, with why in a line. An embedded task without an experiment of its own may take another
+# one's, for tiny policies: word_arithmetic's, or the one of all outcome models.
 recipe() {
-  local kind=$1 model=$2 start='' names words
+  local kind=$1 model=$2 start='' other=word_arithmetic names words
   shift 2
-  if [[ $kind == restem ]]; then kind=sft start=restem_; fi
+  case $kind in
+  restem) kind=sft start=restem_ ;;
+  outcome) start=outcome_pairs_ other=embedded ;;
+  ppo) start=rlhf_ ;;
+  esac
   if [[ -n $exp ]]; then
     recipe=(-cn "$exp")
   else
     names=$start$task
-    if [[ " $embedded " == *" $task "* ]]; then names+=,${start}word_arithmetic; fi
+    if [[ " $embedded " == *" $task "* ]]; then names+=,$start$other; fi
     words=$("$python" -m espalier.checks.recipe "$kind" "$names" "$model" "$nproc" "$@") || exit $?
     read -ra recipe <<<"$words"
   fi
@@ -113,10 +120,10 @@ choose_lengths() {
 
 # Arguments `key=value` become shell variables, so that scripts take their settings as the programs do. Those of a stage
 # go to it by its prefix, one of $prefixes: sample.params.temperature=0.7 is params.temperature=0.7 in
-# ${sample_settings[@]}; server.* and task.* keep their prefix, prompt=NAME is a prompt of conf/prompt.
-# Keys task.* and prompt go to $extra too, for the programs that ask the task; objective.*, where a script trains by
-# $objective, to the trainer.
-extra=() objective_settings=()
+# ${sample_settings[@]}; server.* and task.* keep their prefix. A script with the prefix task, whose programs ask the task,
+# takes prompt=NAME too, a prompt of conf/prompt, among ${task_settings[@]}. objective.* go to the trainer, where a script
+# trains by $objective.
+objective_settings=()
 read_settings() {
   local argument key prefix
   for prefix in $prefixes; do declare -ga "${prefix}_settings=()"; done
@@ -125,25 +132,25 @@ read_settings() {
     if [[ $argument != *=* ]]; then
       echo "error: '$argument' is not key=value; the keys are: $settings (--help explains them)" >&2
       exit 2
-    elif [[ $key == prompt && " $settings " == *" task "* ]]; then
-      extra+=("prompt@task.template=${argument#*=}")
+    elif [[ $key == prompt && " $prefixes " == *" task "* ]]; then
+      task_settings+=("prompt@task.template=${argument#*=}")
     elif [[ " $settings " == *" $key "* ]]; then
       printf -v "$key" '%s' "${argument#*=}"
     elif [[ $key == *.pilot ]]; then
       echo "error: a pilot ends the script: give pilot=N to scripts/process_rewards.sh" >&2
       exit 2
-    elif [[ $key == task.* ]]; then
-      extra+=("$argument")
-    elif [[ $key == *.* && $prefix == server && " $prefixes " == *" server "* ]]; then
-      server_settings+=("$argument")
     elif [[ $key == *.* && " $prefixes " == *" $prefix "* ]]; then
       local -n target=${prefix}_settings
-      target+=("${argument#*.}")
+      if [[ $prefix == server || $prefix == task ]]; then target+=("$argument"); else target+=("${argument#*.}"); fi
+    elif [[ $key == prompt || $key == task.* ]]; then
+      echo "error: no stage of this script asks the task, so $key= does nothing: leave it out" >&2
+      exit 2
     elif [[ $key == objective.* && " $settings " == *" objective "* ]]; then
       objective_settings+=("$argument")
     else
-      echo "error: there is no setting '$key'; the settings are: $(xargs <<<"$settings"), prompt, task.*\
-$(printf ', %s.*' $prefixes)" >&2
+      local keys
+      keys=$(xargs <<<"$settings")$(printf ', %s.*' $prefixes)
+      echo "error: there is no setting '$key'; the settings are: ${keys/%, task.\*/, task.*, prompt}" >&2
       exit 2
     fi
   done
@@ -155,7 +162,11 @@ pass_on() {
   passed=()
   for prefix in "$@"; do
     local -n given=${prefix}_settings
-    if [[ $prefix == server ]]; then passed+=("${given[@]}"); else passed+=("${given[@]/#/$prefix.}"); fi
+    case $prefix in
+    server) passed+=("${given[@]}") ;;
+    task) passed+=("${given[@]/#prompt@task.template=/prompt=}") ;;
+    *) passed+=("${given[@]/#/$prefix.}") ;;
+    esac
   done
 }
 
@@ -166,6 +177,7 @@ unread() {
   for prefix in "$@"; do
     local -n given=${prefix}_settings
     if ((${#given[@]})); then
+      if [[ $prefix == task ]]; then prefix="prompt or task"; fi
       echo "error: $prefix.* does nothing $why: leave it out" >&2
       exit 2
     fi

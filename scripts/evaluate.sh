@@ -9,7 +9,7 @@
 # max_failed_share=0.02   the share of problems that may be refused (too long, say): they are in no figure, and counted
 set -euo pipefail
 settings="task policy name run split num_problems num_samples max_tokens max_length seed max_failed_share until"
-prefixes="greedy sample score evaluate server"
+prefixes="greedy sample score evaluate server task"
 task=word_arithmetic policy='' name='' run='' split=test num_problems=1000 num_samples=8 max_tokens=''
 max_length='' seed=0 max_failed_share=0.02 until=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -21,7 +21,7 @@ choose_lengths
 out=$run/evaluation/$name
 ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests.limit="$num_problems" \
   params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
-  max_failed_share="$max_failed_share" "${extra[@]}" "${server_settings[@]}")
+  max_failed_share="$max_failed_share" "${task_settings[@]}" "${server_settings[@]}")
 fits greedy service_api_caller_v1.py api/vllm/greedy "${ask[@]}"
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits server service_api_caller_v1.py api/vllm/trajectories

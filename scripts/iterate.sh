@@ -32,7 +32,7 @@ settings="method task policy run num_rounds num_problems stride num_samples num_
   held_out_share folds seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
   split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share \
   smallest_reliability largest_wrong_share deepspeed nproc"
-prefixes="sample complete cut prm score server build train evaluate"
+prefixes="sample complete cut prm score server build train evaluate task"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens='' max_length='' held_out_share='' folds=2 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp='' rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
@@ -61,7 +61,7 @@ candidates=${candidates:-${defaults[3]}} rule=${rule:-${defaults[4]}}
 [[ $start_from == sft || $start_from == last ]] || { echo "error: start_from must be sft or last" >&2; exit 2; }
 [[ $prm_from == policy || $prm_from == last ]] || { echo "error: prm_from must be policy or last" >&2; exit 2; }
 choose_lengths
-ask=(task="$task" params.max_tokens="$max_tokens" max_failed_share="$max_failed_share" "${extra[@]}")
+ask=(task="$task" params.max_tokens="$max_tokens" max_failed_share="$max_failed_share" "${task_settings[@]}")
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
 fits server service_api_caller_v1.py api/vllm/trajectories
@@ -71,7 +71,7 @@ fits prm trainer_base_ds_mul.py "${reward_exp:-exp/reward/step_values}"
 fits build run_stage.py "$build"
 fits train trainer_base_ds_mul.py "${exp:-exp/dpo/preference_pairs}" "${chosen_objective[@]}"
 fits evaluate vllm_inference.py api/vllm/evaluate "${ask[@]}"
-pass_on sample complete cut prm score server
+pass_on sample complete cut prm score server task
 recipe "${defaults[1]}" "$policy" "${chosen_objective[@]}" "${train_settings[@]}"
 mkdir -p "$run"
 first_policy=$policy last_prm=$policy last_other=$policy
@@ -91,7 +91,7 @@ for ((round = 0; round < num_rounds; round++)); do
       round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" \
       folds="$folds" other_start="${other_starts[$prm_from]}" steps="$steps" \
       cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" \
-      smallest_reliability="$smallest_reliability" deepspeed="$deepspeed" nproc="$nproc" "${extra[@]}" "${passed[@]}"
+      smallest_reliability="$smallest_reliability" deepspeed="$deepspeed" nproc="$nproc" "${passed[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
     last_prm=$out/prm/model last_other=$out/prm_other/model
   else

@@ -25,7 +25,7 @@
 set -euo pipefail
 settings="prm file run format read_as task split threshold tune_share batch_tokens samples step_values held_out_share
   engines max_length pairs pairs_format"
-prefixes="import compare split score whole evaluate choose calibrate"
+prefixes="import compare split score whole evaluate choose calibrate task"
 prm='' file='' run='' format=processbench read_as=auto task='' split=test threshold=null tune_share=0.2
 batch_tokens=16384 samples='' step_values='' held_out_share=1.0 engines=0 max_length=4096
 pairs='' pairs_format=pairs
@@ -51,6 +51,8 @@ fi
 if [[ -z $file ]]; then unread "without file=" import; fi
 if [[ -z $file$pairs ]]; then unread "without file= or pairs=" evaluate; fi
 if [[ -z $pairs ]]; then unread "without pairs=" compare split; fi
+if [[ $read_as == whole ]]; then unread "with read_as=whole" split; fi
+if [[ $read_as == whole && -z $samples ]]; then unread "with read_as=whole and without samples=" score task; fi
 if [[ ,$read_as, != *,whole,* || -z $pairs ]]; then unread "without read_as=whole and pairs=" whole; fi
 if [[ -z $samples ]]; then unread "without samples=" choose calibrate; fi
 if [[ -z $step_values ]]; then unread "without step_values=" calibrate; fi
@@ -105,21 +107,21 @@ for one in "${models[@]}"; do
   fi
   if [[ -n $file && $way != whole ]]; then
     stage "score_$one" "$python" run_stage.py -cn prm/score_steps input="$run/solutions.jsonl" \
-      output="$own/step_scores.jsonl" "${how[@]}" "${extra[@]}" "${score_settings[@]}"
+      output="$own/step_scores.jsonl" "${how[@]}" "${task_settings[@]}" "${score_settings[@]}"
     stage "evaluate_$one" "$python" run_stage.py -cn prm/evaluate_prm_benchmarks input="$run/solutions.jsonl" \
       output="$own/prm_benchmark.json" stage.scores="$own/step_scores.jsonl" stage.threshold="$threshold" \
       stage.tune_share="$tune_share" "${evaluate_settings[@]}"
   fi
   if [[ -n $pairs && $way != whole ]]; then
     stage "score_pairs_$one" "$python" run_stage.py -cn prm/score_steps input="$run/pair_solutions.jsonl" \
-      output="$own/pair_scores.jsonl" "${how[@]}" "${extra[@]}" "${score_settings[@]}"
+      output="$own/pair_scores.jsonl" "${how[@]}" "${task_settings[@]}" "${score_settings[@]}"
     stage "evaluate_pairs_$one" "$python" run_stage.py -cn prm/evaluate_prm_benchmarks \
       input="$run/pair_solutions.jsonl" output="$own/pairs.json" stage.scores="$own/pair_scores.jsonl" \
       "${evaluate_settings[@]}"
   fi
   if [[ -n $samples ]]; then
     stage "score_samples_$one" "$python" run_stage.py -cn prm/score_steps input="$samples" \
-      output="$own/sample_scores.jsonl" "${how[@]}" "${extra[@]}" "${score_settings[@]}"
+      output="$own/sample_scores.jsonl" "${how[@]}" "${task_settings[@]}" "${score_settings[@]}"
     stage "choose_$one" "$python" run_stage.py -cn evaluation/evaluate input="$samples" output="$own/evaluation.json" \
       stage.scores="$own/sample_scores.jsonl" "${choose_settings[@]}"
   fi

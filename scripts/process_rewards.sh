@@ -36,7 +36,7 @@ set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
   smallest_reliability labels smallest_alternative deepspeed nproc pilot"
-prefixes="sample complete cut prm score server"
+prefixes="sample complete cut prm score server task"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=''
 max_length='' held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
@@ -67,7 +67,7 @@ shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
 out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
-  max_failed_share="$max_failed_share" "${extra[@]}" "${server_settings[@]}")
+  max_failed_share="$max_failed_share" "${task_settings[@]}" "${server_settings[@]}")
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
 fits server service_api_caller_v1.py api/vllm/trajectories
@@ -125,7 +125,7 @@ stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$
 values=$out/step_values.jsonl
 if [[ $labels == contrast ]]; then
   stage join_completions "$python" run_stage.py -cn values/join_completions input="$out/completions.jsonl" \
-    output="$out/solutions.jsonl" stage.states="$out/states.jsonl" stage.policy="$policy" task="$task" "${extra[@]}"
+    output="$out/solutions.jsonl" stage.states="$out/states.jsonl" stage.policy="$policy" task="$task" "${task_settings[@]}"
   values=$out/labelled_steps.jsonl judged=$out/labelled_steps.jsonl judge=(stage.target=labels)
   stage label_by_contrast "$python" run_stage.py -cn values/label_by_contrast input="$out/solutions.jsonl" \
     output="$values" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl"

@@ -8,11 +8,11 @@
 #   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
 # sample.*, complete.*, prm.*, train.* (of DPO), server.*   settings of one stage alone (scripts/process_rewards.sh)
-# Keys task.* (task.max_total=12) go to every program that asks the task for problems.
+# task.* (task.max_total=12) and prompt=NAME go to every program that asks the task for problems.
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
 settings="task run seed num_problems num_test max_tokens configs"
-prefixes="sample complete prm train server"
+prefixes="sample complete prm train server task"
 task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 max_tokens=128 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
@@ -35,14 +35,14 @@ fits complete service_api_caller_v1.py api/vllm/completions
 fits server service_api_caller_v1.py api/vllm/trajectories
 fits prm trainer_base_ds_mul.py "$configs/reward/$task"
 fits train trainer_base_ds_mul.py "$configs/dpo/$task"
-common=(task="$task" run="$run" seed="$seed" "${extra[@]}")
+common=(task="$task" run="$run" seed="$seed")
 sft=$run/sft/model
 
-pass_on server
+pass_on server task
 sampling=(num_problems="$num_test" max_tokens="$max_tokens" "${common[@]}" "${passed[@]}")
 asked=$run/evaluation/sft data=$run/process_rewards
 
-stage make_demonstrations "$python" run_stage.py -cn problems/make_demonstrations task="$task" "${extra[@]}" \
+stage make_demonstrations "$python" run_stage.py -cn problems/make_demonstrations task="$task" "${task_settings[@]}" \
   output="$run/demonstrations.jsonl"
 stage make_policy "$python" run_stage.py -cn training/make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
@@ -51,7 +51,7 @@ stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output
 serve "$sft" "$run/server.log" 512 "$asked/greedy.jsonl" "$asked/samples.jsonl" "$data/trajectories.jsonl" \
   "$data/completions.jsonl"
 bash scripts/evaluate.sh name=sft policy="$sft" until=samples "${sampling[@]}"
-pass_on sample complete prm server
+pass_on sample complete prm server task
 bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" max_tokens="$max_tokens" \
   exp="$configs/reward/$task" "${common[@]}" "${passed[@]}"
 end_server

@@ -3,16 +3,20 @@
 # and a critic that begins on its body.
 #
 #   bash scripts/reward_model.sh policy=experiments/notes/sft/model run=experiments/mine                 shopping_notes
-#   bash scripts/reward_model.sh policy=MODEL run=RUN task=gsm8k preferences=PAIRS ppo=exp/ppo/MINE exp=exp/reward/outcome_pairs
+#   bash scripts/reward_model.sh policy=MODEL run=RUN task=problem_file task.path=FOLDER preferences=PAIRS nproc=8
 #
 # preferences=FILE  PreferencePair rows. Without: num_pairs comparisons are drawn from the policy's samples, labelled by the
 #                   task's true reward with the noise of a judge, who prefers y to y' with sigmoid(beta (R(y) - R(y')))
 # held_out=FILE     pairs that the reward model is judged on; without: those of a tenth of the problems
 # head_steps=N      a first phase of N steps that trains the head alone, in a run of its own: $run/head
-# kl=0.01           the KL penalty's coefficient in PPO; the reward has standard deviation 1 on the responses of the
-#                   held-out pairs: the policy's samples, or with preferences or held_out those of the file
+# exp=NAME, ppo=NAME  the experiments of the reward model and of PPO. Without: for a tiny policy of task=shopping_notes its
+#                   own; for others exp/reward/outcome_pairs and exp/ppo/ppo_outcome_model with the presets of the size
+# kl=C, num_iterations=N   the KL penalty's coefficient and the iterations of PPO; without: the experiment's. The reward has
+#                   standard deviation 1 on the responses of the held-out pairs: the policy's samples, or with preferences
+#                   or held_out those of the file
 # name=ppo          the PPO run's folder: with another name a further run from the same reward model, as with another kl
-# deepspeed=zero2 nproc=8, prompt=NAME   as in scripts/process_rewards.sh
+# deepspeed=zero2 nproc=8, prompt=NAME   as in scripts/process_rewards.sh; PPO with ppo.layout= or ppo.launcher= starts its
+#                   own ranks
 # sample.*, train.*, ppo.*, server.*   settings of one stage alone: train.update.learning_rate=9e-6 ppo.update.clip_high=0.28
 # objective.*       settings of the objective: objective.label_smoothing=0.1
 # -> $run/reward_model, $run/reward_model.json (accuracy, calibration, scale), $run/$name
@@ -20,43 +24,36 @@
 set -euo pipefail
 settings="task policy run preferences held_out num_problems num_samples num_pairs beta max_tokens max_length seed exp ppo \
   head_steps kl num_iterations objective name deepspeed nproc"
-prefixes="sample train ppo server"
+prefixes="sample train ppo server task"
 task=shopping_notes policy='' run='' preferences='' held_out='' num_problems=2400 num_samples=4 num_pairs=2048 beta=4.0
-max_tokens='' max_length='' seed=0 exp='' ppo='' head_steps=0 kl=0.01
-num_iterations=40 objective=bradley_terry name=ppo deepspeed='' nproc=1
+max_tokens='' max_length='' seed=0 exp='' ppo='' head_steps=0 kl=''
+num_iterations='' objective=bradley_terry name=ppo deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 if [[ -n $preferences ]]; then unread "with preferences=" sample; fi
 choose_objective
-# the experiments of the embedded task are for its tiny policies; what others are trained with is theirs to say
-if [[ $task == shopping_notes ]]; then
-  if [[ -z $exp || -z $ppo ]]; then
-    "$python" -m espalier.checks.recipe tiny "$policy" || { echo "error: set exp= and ppo=" >&2; exit 2; }
-  fi
-  exp=${exp:-exp/reward/outcome_pairs_embedded} ppo=${ppo:-exp/ppo/rlhf_shopping_notes}
-  max_tokens=${max_tokens:-64} max_length=${max_length:-256}
-elif [[ -z $exp || -z $ppo ]]; then
-  echo "error: task=$task needs exp= (exp/reward/outcome_pairs, openrl_llama_8b, ...) and ppo= (an experiment of conf/exp/ppo \
-with reward=outcome_model)" >&2
-  exit 2
-fi
+if [[ $task == shopping_notes ]]; then max_tokens=${max_tokens:-64} max_length=${max_length:-256}; fi
 choose_lengths
-fits sample service_api_caller_v1.py api/vllm/trajectories "${extra[@]}"
+fits sample service_api_caller_v1.py api/vllm/trajectories "${task_settings[@]}"
 fits server service_api_caller_v1.py api/vllm/trajectories
-fits train trainer_base_ds_mul.py "$exp" "${chosen_objective[@]}"
-fits ppo main.py "$ppo"
+fits train trainer_base_ds_mul.py "${exp:-exp/reward/outcome_pairs}" "${chosen_objective[@]}"
+fits ppo main.py "${ppo:-exp/ppo/ppo_outcome_model}"
+exp=$ppo recipe ppo "$policy" "${ppo_settings[@]}"
+learn=("${recipe[@]:0:${#recipe[@]}-${#ppo_settings[@]}}")
+if [[ -n $num_iterations ]]; then learn+=(num_iterations="$num_iterations"); fi
+if [[ -n $kl ]]; then learn+=(kl.coefficient="$kl"); fi
+recipe outcome "$policy" "${chosen_objective[@]}" "${train_settings[@]}"
 mkdir -p "$run"
-recipe reward "$policy" "${chosen_objective[@]}" "${train_settings[@]}"
 
 if [[ -z $preferences ]]; then
   preferences=$run/preferences.jsonl
   stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$run/trajectories.jsonl" \
     policy="$policy" task="$task" seed="$seed" requests.limit="$num_problems" params.n="$num_samples" \
-    params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}" "${server_settings[@]}" \
+    params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${task_settings[@]}" "${server_settings[@]}" \
     "${sample_settings[@]}"
   stage draw_comparisons "$python" run_stage.py -cn pairs/draw_comparisons input="$run/trajectories.jsonl" \
-    output="$preferences" task="$task" stage.num_pairs="$num_pairs" stage.beta="$beta" seed="$seed" "${extra[@]}"
+    output="$preferences" task="$task" stage.num_pairs="$num_pairs" stage.beta="$beta" seed="$seed" "${task_settings[@]}"
 fi
 train=("${recipe[@]}" seed="$seed" examples.path="$preferences" examples.max_length="$max_length")
 judged=(examples.path="$preferences" examples.part=held_out) pairs=$preferences
@@ -75,7 +72,8 @@ train score_held_out "${train[@]}" mode=predict model.path="$start" "${judged[@]
   output_dir="$run/held_out" "predict.checkpoints={reward_model: $run/reward_model/model}"
 stage measure_reward_model "$python" run_stage.py -cn evaluation/measure_reward_model \
   input="$run/held_out/reward_model.jsonl" output="$run/reward_model.json" stage.examples="$pairs"
-stage "$name" "$python" main.py -cn "$ppo" output_dir="$run/$name" model.path="$policy" task="$task" seed="$seed" \
-  num_iterations="$num_iterations" kl.coefficient="$kl" params.max_tokens="$max_tokens" \
-  reward.terms.outcome_model.path="$run/reward_model/model" \
-  reward.terms.outcome_model.normaliser="$run/reward_model.json" "${extra[@]}" "${server_settings[@]}" "${ppo_settings[@]}"
+if [[ " ${ppo_settings[*]}" =~ \ (layout|launcher)= ]]; then nproc=1; fi
+on_ranks "$name" main.py "${learn[@]}" output_dir="$run/$name" model.path="$policy" task="$task" seed="$seed" \
+  params.max_tokens="$max_tokens" reward.terms.outcome_model.path="$run/reward_model/model" \
+  reward.terms.outcome_model.normaliser="$run/reward_model.json" "${task_settings[@]}" "${server_settings[@]}" \
+  "${ppo_settings[@]}"

@@ -47,7 +47,7 @@ def check_rate(learning_rate: float) -> None:
     """Raise BadInput on a rate that trains nothing, as experiments for models of any size have before one is chosen."""
     if not learning_rate > 0:
         raise BadInput(f"update.learning_rate is {learning_rate:g}: choose the size of the model, as size=dpo/7b (sft, "
-                       "reward or dpo; docs/training.md), or set update.learning_rate")  # fmt: skip
+                       "reward, outcome or dpo; docs/training.md), or set update.learning_rate")  # fmt: skip
 
 
 def check_targets(examples: Sequence[Any], hard_above: float | None, path: str) -> None:

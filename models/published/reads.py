@@ -1,7 +1,8 @@
 """What a published model's output at a step's place says of the step: logits [R, L] → scores [R] in [0, 1].
 
 Scores are as published where these lie in [0, 1]. A raw score is put through a sigmoid, and one from -1 to 1 moved to
-[0, 1]: the order of steps stays, and a published threshold of 0 is 0.5.
+[0, 1]: the order of steps stays, and a published threshold of 0 is 0.5. A published score that is high for a bad step
+is taken from 1: here a high score is a good step.
 """
 
 from dataclasses import dataclass

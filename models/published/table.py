@@ -31,7 +31,8 @@ _QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\b
 @dataclass(frozen=True)
 class PublishedPRM:
     """`network`: a causal LM; classes (transformers' token classification; with `head` a head of its own on a model's
-    body, whose weights' names begin so, or a file of it); or two policies (`models.log_ratio_reward`)."""
+    body, whose weights' names begin so, or a file of it); or two policies (`models.log_ratio_reward`). `read`: a high
+    score is a good step in every row, as all that compares scores takes it."""
 
     layout: Layout
     read: Read
@@ -70,7 +71,7 @@ _ROWS = {
     ),
     "reasoneval_redundancy": PublishedPRM(
         Separated("Question:\n{question}\nAnswer:\nLet's think step by step.\n"),
-        ClassShares((0.0, 1.0, 0.0)),
+        ClassShares((1.0, 0.0, 1.0)),  # 1 - redundancy, the published score, which is high for a bad step
         CLASSES,
         head="score_head.",
     ),

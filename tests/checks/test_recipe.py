@@ -14,13 +14,14 @@ from tests.runtime.test_configs import CONF, bind_components, compose_config
 from tests.support.scripts import ROOT
 from tests.support.slow import slow_unless
 
-KINDS = {"sft": "sft/demonstrations", "reward": "reward/step_values", "dpo": "dpo/preference_pairs",
-         "ppo": "ppo/grpo_problem_file"}  # fmt: skip
+KINDS = {**NEUTRAL, "ppo": "ppo/grpo_problem_file"}
 PRESETS = sorted(path for kind in KINDS for path in (CONF / "size" / kind).glob("*.yaml"))
-# Published: Tulu 3 (SFT, DPO, PPO), VinePPO, Jiao et al., DAPO, TRL's documented commands for Qwen2 0.5B.
+# Published: Tulu 3 (SFT, DPO, PPO, reward model), VinePPO, Jiao et al., DAPO, Huang et al., Llama 2, TRL's documented
+# commands for Qwen2 0.5B.
 RATES = {
     "sft": (2e-5, 1e-5, 5e-6, 2e-6, 2e-6),
     "reward": (1e-5, 1e-5, 1e-6, 1e-6, 1e-6),
+    "outcome": (1e-5, 3e-6, 3e-6, 5e-6, 5e-6),
     "dpo": (5e-7, 1e-6, 5e-7, 2e-7, 2e-7),
     "ppo": (1e-6, 1e-6, 1e-6, 1e-6, 1e-7),
 }
@@ -94,11 +95,10 @@ def test_rates_are_the_published_ones(kind: str) -> None:
 
 
 def test_every_objective_is_of_the_kind_whose_rates_it_takes() -> None:
-    heads, imitation = {"bradley_terry", "outcome_reward", "process_reward"}, {"sft"}
+    heads = {"bradley_terry": "outcome", "outcome_reward": "outcome", "process_reward": "reward", "sft": "sft"}
     for path in sorted((CONF / "objective").glob("*.yaml")):
         objective = compose_config(CONF / "objective", path.stem)
-        kind = "reward" if path.stem in heads else "sft" if path.stem in imitation else "dpo"
-        assert kind_of(TrainConfig(objective=objective)) == kind, path.stem
+        assert kind_of(TrainConfig(objective=objective)) == heads.get(path.stem, "dpo"), path.stem
     assert kind_of(RLConfig()) == "ppo"
 
 
@@ -108,8 +108,22 @@ def test_neutral_experiments_hold_no_setting_of_the_embedded_tasks() -> None:
         assert config["model"].attention == "auto"
         assert kind == "ppo" or (config["max_steps"] == 0 and config["update"].learning_rate == 0.0)
         assert kind != "dpo" or (config["objective"].beta == 0.1 and config["objective"].sft_weight == 0.0)
-    assert {kind: name.split("/")[1] for kind, name in KINDS.items() if kind in NEUTRAL} == NEUTRAL
-    assert {TrainConfig, RLConfig}
+
+
+def test_ppo_against_an_outcome_model_is_as_published_but_for_the_rate_of_a_size() -> None:
+    """Huang et al. 2024: 1,000,000 responses in batches of 512, four passes, one rate of policy and critic."""
+    config = compose_config(CONF, f"exp/{NEUTRAL['ppo']}", "reward.terms.outcome_model.path=R")
+    update, critic = config["update"], config["critic"]
+    assert config["rollout"].num_problems * config["rollout"].group_size * config["num_iterations"] == 999_936
+    assert (update.num_epochs, update.minibatch_size, update.clip_low, update.clip_high) == (4, 512, 0.2, 0.2)
+    assert (update.learning_rate, critic.learning_rate, critic.loss_coefficient, critic.clip_range) == (
+        3e-6, 3e-6, 0.1, 0.2
+    )  # fmt: skip
+    assert (config["advantage"].gamma, config["advantage"].lam) == (1.0, 0.95)
+    assert (config["kl"].coefficient, config["kl"].place, config["params"].temperature) == (0.05, "reward", 0.7)
+    assert (critic.model.path, critic.model.source) == ("R", "reward_model")
+    large = compose_config(CONF, f"exp/{NEUTRAL['ppo']}", "reward.terms.outcome_model.path=R", "size=ppo/70b")
+    assert (large["update"].learning_rate, large["critic"].learning_rate) == (1e-7, 1e-7)
 
 
 def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_never(
@@ -120,10 +134,22 @@ def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_n
     assert recipe("dpo", ["qa_world", "word_arithmetic"], str(tiny_policy), 1)[0] == ["-cn", "exp/dpo/word_arithmetic"]
     words, why = recipe("reward", ["gsm8k"], str(tiny_policy), 1)
     assert words == ["-cn", "exp/reward/step_values", "size=reward/0.5b"]
+    outcome = ["outcome_pairs_shopping_notes", "outcome_pairs_embedded"]
+    assert recipe("outcome", outcome, str(tiny_policy), 1)[0] == ["-cn", "exp/reward/outcome_pairs_embedded"]
+    assert recipe("outcome", ["outcome_pairs_gsm8k"], str(tiny_policy), 1)[0] == [
+        "-cn", "exp/reward/outcome_pairs", "size=outcome/0.5b"
+    ]  # fmt: skip
+    assert recipe("ppo", ["rlhf_shopping_notes"], str(tiny_policy), 1)[0] == ["-cn", "exp/ppo/rlhf_shopping_notes"]
     assert "its rate is that of much larger models" in why
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(7.6e9))
     words, why = recipe("dpo", ["word_arithmetic"], "M", 8, ["deepspeed=zero1", "objective.beta=0.3"])
     assert words == ["-cn", "exp/dpo/preference_pairs", "size=dpo/7b"]
+    assert recipe("outcome", outcome, "M", 8)[0] == [
+        "-cn", "exp/reward/outcome_pairs", "size=outcome/7b", "deepspeed=zero3"
+    ]  # fmt: skip
+    words, says = recipe("ppo", ["rlhf_shopping_notes"], "M", 8, ["lora=lora"])
+    assert words == ["-cn", "exp/ppo/ppo_outcome_model", "size=[ppo/7b,ppo/lora]"]
+    assert says.endswith("ppo= names another)")
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(70e9))
     with pytest.raises(BadInput, match="does not fit 1 GPU with lora=lora: set lora=qlora"):
         recipe("dpo", ["word_arithmetic"], "M", 1, ["lora=lora"])
@@ -149,15 +175,3 @@ def test_the_program_says_a_missing_folder_in_a_line() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: /no/such/model: no such model folder: check the path\n"
-
-
-def test_a_policy_that_is_not_tiny_is_refused_the_settings_of_the_embedded_tasks(
-    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["recipe", "tiny", str(tiny_policy)])
-    assert main() == 0
-    monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(7.6e9))
-    assert main() == 2
-    assert "has 7600M parameters, and the experiments of the embedded tasks are for policies of at most 20M" in (
-        capsys.readouterr().err
-    )

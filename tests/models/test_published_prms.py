@@ -222,7 +222,15 @@ def test_reasoneval_of_three_classes(has_bias: bool, tokenizers: dict[str, Any],
     values = values[1:]
     shares = torch.softmax(values + head.get("score_head.bias", torch.zeros(3)), dim=-1)
     assert_exact(tmp_path, "reasoneval", (shares[:, 1] + shares[:, 2]).tolist())
-    assert_exact(tmp_path, "reasoneval_redundancy", shares[:, 1].tolist())
+    assert_exact(tmp_path, "reasoneval_redundancy", (1 - shares[:, 1]).tolist())
+
+
+def test_a_redundant_step_has_the_lowest_score_of_its_row_as_a_wrong_one_has_of_others() -> None:
+    """Best of n, votes and first errors take a high score as good; the authors' redundancy is high for a bad step."""
+    negative, neutral, positive = 9.0 * torch.eye(3)
+    logits = torch.stack([negative, neutral, positive])
+    assert PUBLISHED["reasoneval_redundancy"].read.scores(logits, None).round().tolist() == [1, 0, 1]
+    assert PUBLISHED["reasoneval"].read.scores(logits, None).round().tolist() == [0, 1, 1]
 
 
 def test_easy_to_hard_reads_empty_lines_and_the_end(tokenizers: dict[str, Any], tmp_path: Path) -> None:

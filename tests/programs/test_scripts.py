@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier.checks.recipe import NEUTRAL
 from espalier.runtime.entrypoint import find_component
 from tests.runtime.test_configs import CONF, compose_config
 from tests.support.scripts import ROOT, Script
@@ -52,12 +53,16 @@ PASSED = {
         "build.stage.max_pairs=8": ("pairs/process_preferences", "stage.max_pairs=8"),
         "train.update.learning_rate=9e-7": ("exp/dpo/gsm8k", "update.learning_rate=9e-7"),
         "evaluate.client.kv_cache_gib=2": ("api/vllm/evaluate", "client.kv_cache_gib=2"),
+        "prompt=math_minerva": ("api/vllm/completions", "prompt@task.template=math_minerva"),
+        "task.path=x": ("api/vllm/trajectories", "task.path=x"),
     },
     "quickstart.sh": {
         "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
         "prm.update.learning_rate=2e-6": ("exp/reward/word_arithmetic", "update.learning_rate=2e-6"),
         "train.update.learning_rate=9e-7": ("exp/dpo/word_arithmetic", "update.learning_rate=9e-7"),
         "server.dtype=float32": ("api/vllm/completions", "server.dtype=float32"),
+        "prompt=math_minerva": ("api/vllm/greedy", "prompt@task.template=math_minerva"),
+        "task.max_total=12": ("problems/make_demonstrations", "task.max_total=12"),
     },
 }  # fmt: skip
 GIVEN = {
@@ -96,11 +101,12 @@ def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run
     """By the real programs' own check of their settings."""
     cases = [
         ("process_rewards.sh", "smaple.params.top_p=1", r"error: there is no setting 'smaple\.params\.top_p'; "
-         r"the settings are: task policy .*, prompt, task\.\*, sample\.\*, complete\.\*, .*server\.\*"),
+         r"the settings are: task policy .*, sample\.\*, complete\.\*, .*server\.\*, task\.\*, prompt"),
         ("process_rewards.sh", "sample.params.temprature=1", r"error: sample\.\*: config: .*temprature.*"),
         ("process_rewards.sh", "server.max_modellen=1", r"error: server\.\*: config: .*max_modellen.*"),
         ("preferences.sh", "train.update.learning_rat=1", r"error: train\.\*: config: .*learning_rat'.*"),
         ("preferences.sh", "nproc", r"error: 'nproc' is not key=value; .*"),
+        ("preferences.sh", "prompt=chat", r"error: no stage of this script asks the task, so prompt= does nothing: .*"),
     ]  # fmt: skip
     for name, setting, said in cases:
         command = ["bash", f"scripts/{name}", f"policy={tmp_path}", f"run={tmp_path}/run", "max_length=99",
@@ -186,6 +192,11 @@ def test_a_model_of_whole_responses_chooses_among_samples_and_engines_score_its_
     ("prm_benchmark.sh", "prm=a pairs=F whole.stage.is_chat=true"),
     ("prm_benchmark.sh", "prm=a file=F read_as=whole"),
     ("prm_benchmark.sh", "prm=a samples=F read_as=whole whole.stage.is_chat=true"),
+    ("prm_benchmark.sh", "prm=a pairs=F read_as=whole prompt=chat"),
+    ("prm_benchmark.sh", "prm=a pairs=F read_as=whole score.stage.batch_tokens=8"),
+    ("prm_benchmark.sh", "prm=a pairs=F read_as=whole split.stage.by=math"),
+    ("preferences.sh", "prompt=chat"),
+    ("preferences.sh", "task.path=x"),
     ("prm_benchmark.sh", "prm=a,b,c pairs=F read_as=qwen,whole"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
@@ -230,8 +241,26 @@ def test_training_runs_on_as_many_ranks_as_are_asked_for(script: Script) -> None
     assert train[:3] == ["launch.py", "--nproc_per_node=2", "trainer_base_ds_mul.py"]
 
 
-def test_a_reward_model_of_another_task_names_its_experiments(script: Script) -> None:
-    assert script("policy=a", "run=b", "task=gsm8k", name="reward_model.sh", code=2) == []
+def test_a_reward_model_and_its_ppo_are_trained_by_recipes_on_all_ranks(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    given = ["policy=a", "run=b", "task=gsm8k", "preferences=p", "held_out=h", "nproc=2", "ppo.update.clip_high=0.28",
+             "deepspeed=zero2"]  # fmt: skip
+    commands = stages(script(*given, name="reward_model.sh"))
+    by_launch = [command for command in commands if command[0] == "launch.py"]
+    assert [command[command.index("-cn") + 1] for command in by_launch] == [
+        *["exp/outcome/outcome_pairs_gsm8k"] * 2, "exp/ppo/rlhf_gsm8k"
+    ]  # fmt: skip
+    for command, kind in zip(by_launch, ("outcome", "outcome", "ppo"), strict=True):
+        compose_config(CONF, f"exp/{NEUTRAL[kind]}", *command[command.index("-cn") + 2 :])
+    ppo = by_launch[-1]
+    assert ppo[2] == "main.py"
+    assert {"deepspeed=zero2", "params.max_tokens=1024", "reward.terms.outcome_model.path=b/reward_model/model"} <= {
+        *ppo
+    }
+    assert [word for word in ppo if word.startswith(("kl.", "num_iterations", "update."))] == ["update.clip_high=0.28"]
+    own_ranks = stages(script(*given, "ppo.layout=one_node", "kl=0.1", name="reward_model.sh"))[-1]
+    assert own_ranks[0] == "main.py"
+    assert {"layout=one_node", "kl.coefficient=0.1"} <= {*own_ranks}
 
 
 def test_the_quick_start_asks_its_first_policy_through_one_server_that_ends_before_training(script: Script) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from espalier.checks.recipe import NEUTRAL
 from espalier.data.left_out import count_left_out
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
@@ -30,7 +31,7 @@ RECIPES = sorted(
     if not path.stem.startswith("base_")
 )
 # Experiments whose learning rate comes with the size of the model.
-SIZED = {"sft/demonstrations": "sft", "dpo/preference_pairs": "dpo", "reward/step_values": "reward"}
+SIZED = {name: kind for kind, name in NEUTRAL.items() if kind != "ppo"}
 SIZES = sorted(
     (recipe, f"{kind}/{path.stem}")
     for recipe, kind in SIZED.items()
@@ -42,6 +43,7 @@ ADAPTERS = [
     ("sft/demonstrations", "[sft/32b,sft/lora_large]"),
     ("dpo/preference_pairs", "[dpo/7b,dpo/lora]"),
     ("reward/step_values", "[reward/7b,reward/lora]"),
+    ("reward/outcome_pairs", "[outcome/7b,outcome/lora]"),
 ]
 
 
