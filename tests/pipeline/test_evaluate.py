@@ -273,9 +273,11 @@ def test_several_scorers_are_told_by_name_and_outcome_scores_once(tmp_path: Path
     assert sorted(stage.inputs()) == sorted(scores.values())
 
 
-def test_log_odds_rank_as_they_are_and_vote_as_shares(tmp_path: Path) -> None:
-    # 8 twice at log-odds 0 and -1 (weights 1/2 and 0.27) outweigh 7 once at 1/2 (0.62), though -1 < 1/2.
-    outcome = [OutcomeScore(row.id, "p", score) for row, score in zip(ROWS[:3], [0.5, 0.0, -1.0], strict=True)]
+@pytest.mark.parametrize("log_odds", [[0.5, 0.0, -1.0], [9.0, 4.0, 4.0]])
+def test_log_odds_rank_as_they_are_and_vote_as_shares(log_odds: list[float], tmp_path: Path) -> None:
+    # 8 twice at log-odds 0 and -1 (weights 1/2 and 0.27) outweigh 7 once at 1/2 (0.62), though -1 < 1/2; and twice at
+    # 4 (0.98) 7 once at 9 (1.00), though 4 + 4 < 9.
+    outcome = [OutcomeScore(row.id, "p", score) for row, score in zip(ROWS[:3], log_odds, strict=True)]
     write_records(tmp_path / "orm.jsonl", outcome)
     write_records(tmp_path / "samples.jsonl", ROWS[:3])
     stage = Evaluate(scores=str(tmp_path / "orm.jsonl"))
