@@ -251,7 +251,7 @@ def test_an_outcome_model_trained_here_reads_the_sampled_ids_and_steps_are_not_r
 ) -> None:
     folder = shutil.copytree(tiny_prm, tmp_path / "orm")
     write_training_layout(folder, TrainingLayout("responses", "text"))
-    row = Trajectory("t/0", "t", "Q\n", "a\nb\n", ["a\n", "b\n"], [5, 6], [7, 8, 9], [1, 3], "stop", "", None, False)
+    row = Trajectory("t/0", "t", "$%", "&'(", ["&", "'("], [5, 6], [7, 8, 9], [1, 3], "stop", "", None, False)
     long = replace(row, id="t/1", response_ids=[7] * 9)
     write_records(tmp_path / "rows.jsonl", [row, long])
     found: Any = score(folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", layout="whole", max_length=8)
@@ -405,7 +405,7 @@ def test_processbench_goes_from_its_file_to_a_table(
 def test_a_head_that_may_be_of_steps_or_of_responses_is_read_after_steps_with_a_warning(
     tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    row = Trajectory("t/0", "t", "Q\n", "a\n", ["a\n"], [5, 6], [7, 8], [2], "stop", "", None, False)
+    row = Trajectory("t/0", "t", "$%", "&'", ["&'"], [5, 6], [7, 8], [2], "stop", "", None, False)
     write_records(tmp_path / "rows.jsonl", [row])
     for scores, prompts in ((None, ""), ("steps", "text"), ("steps", "chat"), ("responses", "text")):
         folder = shutil.copytree(tiny_prm, tmp_path / f"{scores}-{prompts}")
@@ -421,6 +421,18 @@ def test_a_head_that_may_be_of_steps_or_of_responses_is_read_after_steps_with_a_
         assert ("is read at the ends of steps, which is an assumption" in caplog.text) == (scores is None)
         assert context.counts["ends"].startswith("steps: its" if scores else "steps, assumed: nothing")
         assert ("was trained on prompts that are turns of a chat template" in caplog.text) == (prompts == "chat")
+
+
+@pytest.mark.parametrize(("layout", "ends"), [("whole", "responses"), ("tokens", "steps")])
+def test_ids_that_a_policy_of_another_tokenizer_sampled_are_not_read(
+    layout: str, ends: str, tiny_prm: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_prm, tmp_path / "model")
+    write_training_layout(folder, TrainingLayout(ends, "text"))
+    row = Trajectory("t/0", "t", "Q", "ab", ["a", "b"], [5, 6], [7, 8], [1, 2], "stop", "", None, False)
+    write_records(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(BadInput, match=r"sampled ids of trajectory 't/0': .* must be that of the policy which sampled"):
+        score(folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", layout=layout)
 
 
 @pytest.mark.parametrize("says", ["training_problems.json", "training_responses.json"])
