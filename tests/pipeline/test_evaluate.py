@@ -175,6 +175,15 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
     assert list(result["pass_at_k"]) == ["pass_at_1", "pass_at_2", "pass_at_3"]
 
 
+def test_an_empty_response_is_not_the_solution_of_fewest_steps(tmp_path: Path) -> None:
+    """No scorer chooses it either."""
+    rows = samples("7", "8")
+    rows[1] = replace(rows[1], response="", steps=[], response_ids=[], step_ends=[], is_correct=False)
+    scores = [StepScores(row.id, row.problem_id, [0.5] * len(row.steps)) for row in rows]
+    found = evaluated(tmp_path, rows, rows[:1], scores)["per_problem"]
+    assert (found["fewest_steps_of_2"], found["best_of_2_last"]) == ([1.0], [1.0])
+
+
 def test_the_share_of_lowest_scores_on_the_last_step_is_told_without_a_judged_step(tmp_path: Path) -> None:
     rows = [replace(row, response="a\nb\n", steps=["a\n", "b\n"]) for row in samples("7", "8", "8", "7")]
     given = [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.9, 0.3]]
