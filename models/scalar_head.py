@@ -185,3 +185,9 @@ def scores_from_logits(logits: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(logits.squeeze(-1))
     values = torch.arange(num_labels, device=logits.device) / (num_labels - 1)
     return (torch.softmax(logits, dim=-1) * values).sum(-1)
+
+
+def outcome_scores(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits [..., L] → what an outcome model says of whole responses [...]: the logit (L = 1), whose share in
+    [0, 1] would be the same 1 for all good ones; the expected share of a model with classes."""
+    return logits.float().squeeze(-1) if logits.shape[-1] == 1 else scores_from_logits(logits)

@@ -65,9 +65,11 @@ def score_step_tokens(
     pad_id: int,
     batch_tokens: int = 16384,
     on_progress: Callable[[int], None] = lambda done: None,
+    read: Callable[[torch.Tensor], torch.Tensor] = scores_from_logits,
 ) -> list[list[float]]:
-    """Score solutions given as token ids: one score in [0, 1] for every step end, read at the step's last token; a
-    model without a head scores itself (in the dtype of its networks, half as many tokens at a time).
+    """Score solutions given as token ids: one score in [0, 1] (or what is `read` off logits) for every step end, at the
+    step's last token; a model without a head scores itself (in the dtype of its networks, half as many tokens at a
+    time).
 
     Equal solutions (ids and step ends) are scored once; `on_progress` gets the number of distinct ones done.
     Raises BadInput for a solution that is longer than the network takes.
@@ -85,8 +87,8 @@ def score_step_tokens(
     for batch in row_logits(model, rows, pad_id, batch_tokens):
         for index, logits in batch:
             start = len(chosen[index].prompt_ids)
-            read = logits[[start + end - 1 for end in chosen[index].step_ends]]
-            scores[distinct[index]] = [round(float(value), 6) for value in scores_from_logits(read)]
+            at_ends = logits[[start + end - 1 for end in chosen[index].step_ends]]
+            scores[distinct[index]] = [round(float(value), 6) for value in read(at_ends)]
         on_progress(len(scores))
     return [scores[key] for key in keys]
 

@@ -21,8 +21,9 @@ from espalier.data.trained_on import copy_trained_on
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import write_bits
 from espalier.models.quantised import round_weights
-from espalier.runtime.entrypoint import build
+from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.manifest import write_folder
+from espalier.runtime.run_dir import changed_input, input_fingerprints
 from espalier.training.checkpoint import Best, read_state, select
 from espalier.training.deepspeed_checkpoint import full_weights, is_deepspeed_checkpoint
 from espalier.training.engine import load_weights
@@ -116,6 +117,14 @@ class ExportModel:
         write_folder(context.output, write)
         context.counts.update(step=read_state(self.folder).step, parameters=model.num_parameters())
 
+    def _own_examples(self) -> Any:
+        """Return the config node of the run's examples. Raises BadInput where their files have changed since."""
+        node, origin = self.config["examples"], Path(self.run_dir) / "provenance.yaml"
+        began = (yaml.safe_load(origin.read_text()) or {}) if origin.is_file() else {}
+        if changed := changed_input(began.get("inputs", {}), input_fingerprints({"examples": node})):
+            raise BadInput(f"{changed} has changed since the run began")
+        return node
+
     def _say_trained_on(self, folder: Path, tokenizer: Any, context: Context) -> None:
         """Write what the run trains on: as its own model says it, or, where it has none yet, by its examples."""
         finished = Path(self.run_dir) / "model"
@@ -123,8 +132,8 @@ class ExportModel:
             copy_trained_on(finished, folder)
             return
         try:
-            examples = stored_examples(self.config["examples"], tokenizer)
-        except (BadInput, KeyError) as error:
+            examples = stored_examples(self._own_examples(), tokenizer)
+        except (BadInput, BadConfig, KeyError, TypeError) as error:  # settings of an earlier version are the latter
             context.counts["trained_on"] = "not known"
             log.warning("%s does not say what it was trained on: the examples of %s cannot be read (%s)",
                         context.output, self.run_dir, error)  # fmt: skip

@@ -72,8 +72,9 @@ class Figures:
 def _of_fewest_steps(group: Sequence[Trajectory]) -> float:
     """Return the share of right ones among the samples of fewest steps: what a score that knows nothing but steps'
     indices would choose, beside which a scorer is shown."""
-    fewest = min(len(t.steps) for t in group)
-    right = [t.is_correct for t in group if len(t.steps) == fewest]
+    indexed = [t for t in group if t.steps] or group  # without a step there is no index, and such a score is the lowest
+    fewest = min(len(t.steps) for t in indexed)
+    right = [t.is_correct for t in indexed if len(t.steps) == fewest]
     return sum(right) / len(right)
 
 

@@ -52,7 +52,7 @@ class ScoreFile:
         rows.add(OutcomeScore if self._is_of_outcomes else StepScores, path)
         self._seen = SeenCounts(path, name)
         self._num_unscored = self._total = 0
-        self._has_several, self._is_one_each, self._has_negative = False, True, False
+        self._has_several, self._is_one_each, self._has_log_odds = False, True, False
         self._num_with_inner = self._num_last_minima = 0
         self._unlike = ""
 
@@ -81,7 +81,7 @@ class ScoreFile:
                 continue
             self._has_several |= len(t.steps) > 1
             self._is_one_each &= len(mine) == 1
-            self._has_negative |= any(score < 0 for score in mine)
+            self._has_log_odds |= not all(0 <= score <= 1 for score in mine)
             if len(mine) > 1:
                 self._num_with_inner += 1
                 self._num_last_minima += mine[-1] < min(mine[:-1])
@@ -116,13 +116,13 @@ class ScoreFile:
         return self._is_of_outcomes or (self._has_several and self._is_one_each)
 
     def rankings(self, samples: ProblemSamples) -> list[Ranking]:
-        """Return those of a problem. Log-odds are taken for what they are where outcome scores are negative."""
+        """Return those of a problem. Outcome scores that are no shares are taken for log-odds."""
         scores, _ = self._scores(samples.number)
         unscored = [t.id for t in samples.group if self._lacks(t, scores[t.id])]
         known = {t.id: scores[t.id] for t in samples.group if not self._lacks(t, scores[t.id])}
         if self._is_outcome:
             first = {name: mine[0] for name, mine in known.items()}
-            return [_ranking(self._name or "outcome", first, unscored, self._has_negative)]
+            return [_ranking(self._name or "outcome", first, unscored, self._has_log_odds)]
         return [
             _ranking(
                 f"{self._name}_{how}".lstrip("_"),

@@ -117,12 +117,12 @@ class _Scorer:
 
     def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
         """Return the logits at the last tokens, or the expected shares of a model with classes."""
-        from espalier.models.scalar_head import scores_from_logits
+        from espalier.models.scalar_head import outcome_scores
         from espalier.rewards.outcome_model import last_logits
 
         ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
         reads = last_logits(self.networks[0], ids, self.batch_tokens)
-        return [round(float(read if read.numel() == 1 else scores_from_logits(read)), 6) for read in reads]
+        return [round(float(outcome_scores(read)), 6) for read in reads]
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,6 @@ class _EngineScorer:
     def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
         """Return the score of each row."""
         return [value for (value,) in self.model.scores(rows, self.batch_tokens)]
-
-
-def _last_scores(logits: Any) -> Any:
-    """Return what `_Scorer` reads of logits [S, L]: the logit, or the expected share of a model with classes."""
-    from espalier.models.scalar_head import scores_from_logits
-
-    return logits[:, 0] if logits.shape[1] == 1 else scores_from_logits(logits)
 
 
 @dataclass(frozen=True)
@@ -292,11 +285,12 @@ class ScoreResponses:
 
     def _by_engines(self, context: StageContext) -> _EngineScorer:
         """Return the scorer of the context's engines, which start when they are asked. Raises BadInput, BadModel."""
+        from espalier.models.scalar_head import outcome_scores
         from espalier.rewards.engine_scores import EngineScoredModel
 
         if self.reference or self.is_reference_free:
             raise BadInput("the log-ratio of policies has no head, and engines read one head: leave client out")
-        model = EngineScoredModel(self._folder, context.engines, read=_last_scores)
+        model = EngineScoredModel(self._folder, context.engines, read=outcome_scores)
         self._check_ends(context)
         return _EngineScorer(model, self.batch_tokens)
 

@@ -30,6 +30,7 @@ from espalier.pipeline.prm.step_inputs import (
     WHOLE,
     Reader,
     Solution,
+    check_sampled_ids,
     choose_layout,
     kind_of,
     make_reader,
@@ -168,6 +169,7 @@ class _Scoring:
         if first is not None:
             for model, reader in zip(self.models, self.readers, strict=True):
                 warn_of_prompts(model.folder, model.layout, model.tokenizer, reader(first))
+                check_sampled_ids(model.layout, model.folder, model.tokenizer, first)
         return ScoreParts(
             self.context.output,
             {

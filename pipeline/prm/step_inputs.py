@@ -16,8 +16,8 @@ from espalier.data.jsonl import iter_rows
 from espalier.data.prompts import encode_prompt, encode_text
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajectory, parse_record
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
-from espalier.data.steps import StepTokens, check_ends, step_tokens
-from espalier.data.token_text import tokenise_steps
+from espalier.data.steps import Decoder, StepTokens, check_ends, step_tokens
+from espalier.data.token_text import read_response, tokenise_steps
 from espalier.data.training_layout import CHAT, RESPONSES, STEPS, WORDS, other_prompts, read_training_layout
 from espalier.data.training_problems import FILE
 
@@ -115,7 +115,7 @@ def whole_reader(folder: str, tokenizer: Any, task: Any, split: str) -> Reader:
     """Return what makes token ids of a sample for an outcome reward model, which is read at the last of them: of one
     that was trained here the sampled ids, of another one the question and the response's text, as turns of its own
     chat template where it has one, as `evaluation/score_responses` lays them out. The reader raises BadInput."""
-    if _is_from_here(folder) or read_training_layout(folder):
+    if _reads_sampled_ids(WHOLE, folder):
         return lambda row: _read_at_the_end(_sampled_tokens(row))
     questions = _Questions(task, split)
 
@@ -130,6 +130,19 @@ def whole_reader(folder: str, tokenizer: Any, task: Any, split: str) -> Reader:
         return StepTokens(prompt_ids, response_ids, [len(response_ids)], place)
 
     return read
+
+
+def _reads_sampled_ids(layout: str, folder: str) -> bool:
+    return layout == TOKENS or (layout == WHOLE and (_is_from_here(folder) or bool(read_training_layout(folder))))
+
+
+def check_sampled_ids(layout: str, folder: str, tokenizer: Any, row: Solution) -> None:
+    """Raise BadInput where a model would read the sampled ids of a trajectory, which are not its text by the model's
+    tokenizer: a policy with another one sampled them."""
+    if _reads_sampled_ids(layout, folder):
+        sampled = _sampled(row)
+        place = f"{folder} reads the sampled ids of trajectory '{row.id}'"
+        read_response(sampled.prompt_ids, sampled.response_ids, Decoder(tokenizer), sampled.response, place)
 
 
 def _read_at_the_end(tokens: StepTokens) -> StepTokens:

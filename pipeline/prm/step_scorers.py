@@ -56,8 +56,8 @@ class StepModel:
         """The layout in words, with what differs from it."""
         return f"{self.layout}, but {shown(self.deviations)}" if self.deviations else self.layout
 
-    def by_transformers(self, on_cpu: bool = False) -> Scores:
-        """Load the network; `on_cpu`: the GPU is left to engines."""
+    def by_transformers(self, on_cpu: bool = False, as_shares: bool = False) -> Scores:
+        """Load the network; `on_cpu`: the GPU is left to engines; `as_shares`: in [0, 1] for outcome models too."""
         import torch
 
         from espalier.runtime.distributed import device
@@ -71,12 +71,13 @@ class StepModel:
             network.to(place)
             scorer = PublishedScorer(network, self.tokenizer, self.row)
             return lambda rows: scorer.scores_of(rows, self.batch_tokens)
-        from espalier.models.scalar_head import load_process_reward
+        from espalier.models.scalar_head import load_process_reward, outcome_scores, scores_from_logits
         from espalier.rewards.process import score_step_tokens
 
         model, pad_id = load_process_reward(self.folder), int(self.tokenizer.pad_token_id)
         model.to(place)
-        return lambda rows: score_step_tokens(model, rows, pad_id=pad_id, batch_tokens=self.batch_tokens)
+        read = scores_from_logits if as_shares or self.layout != WHOLE else outcome_scores
+        return lambda rows: score_step_tokens(model, rows, pad_id=pad_id, batch_tokens=self.batch_tokens, read=read)
 
     def engine_form(self) -> Any:
         """Return how engines serve it (`models.published.engines.EngineForm`). Raises BadModel where they do not."""
@@ -93,11 +94,12 @@ class StepModel:
     def by_engines(self, first: Sequence[StepTokens], context: StageContext) -> Iterator[Scores]:
         """Start the engines, hold them against transformers on some of the `first` rows, and end them behind the block.
         Raises ScoresDiffer, and what engines raise."""
+        from espalier.models.scalar_head import outcome_scores
         from espalier.rewards.engine_scores import check_scores, score_by_engines
 
         form, engines = self.engine_form(), context.engines
         checked = [row for row in first if row.step_ends][: self.num_checked]
-        expected = self.by_transformers(on_cpu=True)(checked) if checked else []
+        expected = self.by_transformers(on_cpu=True, as_shares=True)(checked) if checked else []
 
         def read(logits: Any) -> Any:
             return form.read.scores(logits, self.tokenizer)
@@ -108,7 +110,7 @@ class StepModel:
             def keep(places: list[int], batch: list[list[float]]) -> None:
                 found.update(zip(places, batch, strict=True))
 
-            score_by_engines(engines, rows, self.batch_tokens, keep, read)
+            score_by_engines(engines, rows, self.batch_tokens, keep, outcome_scores if self.layout == WHOLE else read)
             return [found[place] for place in range(len(rows))]
 
         try:

@@ -175,6 +175,15 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
     assert list(result["pass_at_k"]) == ["pass_at_1", "pass_at_2", "pass_at_3"]
 
 
+def test_an_empty_response_is_not_the_solution_of_fewest_steps(tmp_path: Path) -> None:
+    """No scorer chooses it either."""
+    rows = samples("7", "8")
+    rows[1] = replace(rows[1], response="", steps=[], response_ids=[], step_ends=[], is_correct=False)
+    scores = [StepScores(row.id, row.problem_id, [0.5] * len(row.steps)) for row in rows]
+    found = evaluated(tmp_path, rows, rows[:1], scores)["per_problem"]
+    assert (found["fewest_steps_of_2"], found["best_of_2_last"]) == ([1.0], [1.0])
+
+
 def test_the_share_of_lowest_scores_on_the_last_step_is_told_without_a_judged_step(tmp_path: Path) -> None:
     rows = [replace(row, response="a\nb\n", steps=["a\n", "b\n"]) for row in samples("7", "8", "8", "7")]
     given = [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.9, 0.3]]
@@ -273,9 +282,11 @@ def test_several_scorers_are_told_by_name_and_outcome_scores_once(tmp_path: Path
     assert sorted(stage.inputs()) == sorted(scores.values())
 
 
-def test_log_odds_rank_as_they_are_and_vote_as_shares(tmp_path: Path) -> None:
-    # 8 twice at log-odds 0 and -1 (weights 1/2 and 0.27) outweigh 7 once at 1/2 (0.62), though -1 < 1/2.
-    outcome = [OutcomeScore(row.id, "p", score) for row, score in zip(ROWS[:3], [0.5, 0.0, -1.0], strict=True)]
+@pytest.mark.parametrize("log_odds", [[0.5, 0.0, -1.0], [9.0, 4.0, 4.0]])
+def test_log_odds_rank_as_they_are_and_vote_as_shares(log_odds: list[float], tmp_path: Path) -> None:
+    # 8 twice at log-odds 0 and -1 (weights 1/2 and 0.27) outweigh 7 once at 1/2 (0.62), though -1 < 1/2; and twice at
+    # 4 (0.98) 7 once at 9 (1.00), though 4 + 4 < 9.
+    outcome = [OutcomeScore(row.id, "p", score) for row, score in zip(ROWS[:3], log_odds, strict=True)]
     write_records(tmp_path / "orm.jsonl", outcome)
     write_records(tmp_path / "samples.jsonl", ROWS[:3])
     stage = Evaluate(scores=str(tmp_path / "orm.jsonl"))

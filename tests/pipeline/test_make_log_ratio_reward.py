@@ -31,7 +31,7 @@ from espalier.rewards.process import ProcessReward, score_trajectories
 from espalier.runtime.manifest import find_damage
 from espalier.runtime.run_dir import model_fingerprint
 
-ROW = Trajectory("p/0", "p", "Q\n", "a\nb\nc", ["a\n", "b\n", "c"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
+ROW = Trajectory("p/0", "p", "Q\n", "&'()*", ["&'", "()", "*"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
                  "7", True)  # fmt: skip
 
 

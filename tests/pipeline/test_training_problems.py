@@ -26,7 +26,9 @@ from espalier.training.loop_from_config import save_model
 from tests.training.test_training import PAIRS, STEPS, make_loop
 
 ROWS = [
-    Trajectory(f"{p}/0", p, "Q\n", "ab", ["a", "b"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True)
+    Trajectory(
+        f"{p}/0", p, "Q\n", f"{3 + k}=G", [f"{3 + k}", "=G"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True
+    )
     for k, p in enumerate(("p", "q", "r"))
 ]
 
@@ -133,7 +135,7 @@ def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_takes_them
         2,
         {problem_hash("paired")},
     )
-    trajectory = Trajectory("paired/0", "paired", "Q", "A\n", ["A\n"], [5, 6], [7], [1], "stop", "1", "1", True)
+    trajectory = Trajectory("paired/0", "paired", "Q", "&", ["&"], [5, 6], [7], [1], "stop", "1", "1", True)
     write_records(tmp_path / "t.jsonl", [trajectory])
     context = StageContext(None, tmp_path / "s.jsonl", 10.0)
     assert [row.is_seen for row in ScoreSteps(prm).run(str(tmp_path / "t.jsonl"), context)] == [False]

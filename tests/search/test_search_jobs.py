@@ -23,6 +23,7 @@ from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.search_tree import SearchTree
 from espalier.data.training_layout import TrainingLayout, write_training_layout
+from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tokenizer
 from espalier.runtime.entrypoint import CONF, build, compose_config
@@ -32,6 +33,7 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.sampling import job
 from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
+from espalier.search.scorers.held_networks import check_networks
 from espalier.search.scorers.process_scorer import ProcessScorer
 from tests.support import search_job
 from tests.support.search_job import NUM_PROBLEMS
@@ -226,6 +228,22 @@ def test_a_reward_model_that_was_trained_on_other_prompts_is_warned_of(
         assert search_here(tmp_path / f"{prompts}.jsonl", *asked) == 0
         number = caplog.text.count("was trained on prompts that are turns of a chat template, and th")
         assert number == (prompts == "chat")
+
+
+def test_what_a_model_was_trained_on_is_known_by_its_hub_name_too(
+    tiny_prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of a hub, as its client writes it, without a network."""
+    model = tmp_path / "hub" / "models--org--scorer"
+    (model / "snapshots").mkdir(parents=True)
+    folder_trained_on("responses", "text", tiny_prm, model / "snapshots" / ("a" * 40))
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(BadInput, match="org/scorer was trained on responses and not on steps"):
+        check_networks(ProcessScorer("org/scorer"), load_tokenizer(str(tiny_prm)), lambda: [5, 6])
 
 
 def test_a_search_whose_scores_take_longer_than_a_stall_is_waited_for(

@@ -20,6 +20,7 @@ from espalier.data.records import BadInput
 from espalier.data.training_layout import TrainingLayout, read_training_layout
 from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.models.load import load_policy
+from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.merge_lora import MergeLora
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.manifest import find_damage
@@ -188,6 +189,16 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
         STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/poor"
     )
     assert "poor does not say what it was trained on: the examples of" in printed
+    (tmp_path / "values.jsonl").write_text((tmp_path / "moved.jsonl").read_text().replace('"t1"', '"u1"'))
+    stored, out = tmp_path / "run" / "config.yaml", tmp_path / "changed"
+    ExportModel(str(tmp_path / "run")).run("", StageContext(None, out, 10.0))
+    assert read_training_problems(str(out)) is None, "the file is no longer the one that was trained on"
+    (tmp_path / "values.jsonl").write_text((tmp_path / "moved.jsonl").read_text())
+    config, out = yaml.safe_load(stored.read_text()), tmp_path / "earlier"
+    config["examples"]["a_setting_of_before"] = 1
+    stored.write_text(yaml.safe_dump(config))
+    ExportModel(str(tmp_path / "run")).run("", StageContext(None, out, 10.0))
+    assert read_training_problems(str(out)) is None
     says = {name: [read_training_layout(str(tmp_path / name)), read_training_problems(str(tmp_path / name))]
             for name in ("finished", "run/adapter", "merged", "out", "out/adapter", "early", "poor")}  # fmt: skip
     assert says.pop("poor") == [None, None]
