@@ -14,6 +14,8 @@ from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.data.token_text import tokenise_steps
+from espalier.data.training_layout import STEPS
+from espalier.models.frozen_reward import check_trained_ends
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_step_tokens
@@ -37,7 +39,7 @@ def load_prm(
     `num_labels` gives a policy a fresh head of zeros, to train: every score is 1/2 until then. `device`: "" for the
     GPU where there is one, else the CPU. `attention`: as `model.attention` of a config, auto is the fastest that is
     here. Raises `espalier.models.load.BadModel` (a ValueError) in one line where the folder is missing, incomplete or
-    no PRM.
+    no PRM, `espalier.data.records.BadInput` where it is an outcome model, trained on whole responses.
 
     >>> import espalier
     >>> prm = espalier.load_prm("prm")  # the folder that training wrote: experiments/quickstart/prm/model
@@ -46,6 +48,8 @@ def load_prm(
     """
     name = os.fspath(path)
     network = load_process_reward(name, num_labels, attention)
+    if num_labels is None:
+        check_trained_ends(name, STEPS)
     place = torch.device(device) if device else default_device()
     return ProcessRewardModel(name, network.to(place).eval(), load_tokenizer(name))  # type: ignore[arg-type]
 

@@ -175,12 +175,13 @@ def check_scores(
 def _gaps(
     engines: TokenScorer, rows: Sequence[TokenRow], expected: Sequence[Sequence[float]], read: Reads
 ) -> list[float]:
-    """Return |engine - expected| of every asked place of every row."""
+    """Return |engine - expected| of every asked place of every row; of numbers beyond 1 (logits), relative to them."""
     gaps: list[float] = []
 
     def on_batch(places: list[int], logits: list[list[list[float]]]) -> None:
         for place, row in zip(places, logits, strict=True):
-            gaps.extend(abs(one - other) for one, other in zip(read_scores(row, read), expected[place], strict=True))
+            pairs = zip(read_scores(row, read), expected[place], strict=True)
+            gaps.extend(abs(one - other) / max(1.0, abs(other)) for one, other in pairs)
 
     if rows:
         engines.token_logits(rows, max(len(row.ids) for row in rows) * len(rows), on_batch)
@@ -191,8 +192,7 @@ class EngineScoredModel:
     """A process reward model behind engines, where a network is asked for (`models.scalar_head.ScoresSteps`).
 
     Args: its folder `path`; `engines`, which start when they are asked first; then `num_checked` solutions are scored
-    by transformers too; `read` makes numbers of logits, of which scores in [0, 1] are compared. Raises BadModel
-    on a folder that engines do not read.
+    by transformers too; `read` makes numbers of logits. Raises BadModel on a folder that engines do not read.
     """
 
     def __init__(self, path: str, engines: TokenScorer, num_checked: int = 4, read: Reads = scores_from_logits):
@@ -229,11 +229,12 @@ class EngineScoredModel:
     def _start(self, rows: Sequence[StepTokens]) -> None:
         check_lengths(self.engines, rows)
         checked = [row for row in rows if row.step_ends][: self.num_checked]
-        expected = score_step_tokens(load_process_reward(self.path), checked, pad_id=0) if checked else []
+        network = load_process_reward(self.path) if checked else None
+        expected = score_step_tokens(network, checked, pad_id=0, read=self.read) if checked else []
         self.engines.open(self.path)
         self._is_open = True
         if checked:
-            log.info("engines agree with transformers: %s", check_scores(self.engines, checked, expected))
+            log.info("engines agree with transformers: %s", check_scores(self.engines, checked, expected, self.read))
 
     def close(self) -> None:
         """End the engines."""

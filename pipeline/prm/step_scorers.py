@@ -56,8 +56,8 @@ class StepModel:
         """The layout in words, with what differs from it."""
         return f"{self.layout}, but {shown(self.deviations)}" if self.deviations else self.layout
 
-    def by_transformers(self, on_cpu: bool = False, as_shares: bool = False) -> Scores:
-        """Load the network; `on_cpu`: the GPU is left to engines; `as_shares`: in [0, 1] for outcome models too."""
+    def by_transformers(self, on_cpu: bool = False) -> Scores:
+        """Load the network; `on_cpu`: the GPU is left to engines."""
         import torch
 
         from espalier.runtime.distributed import device
@@ -76,7 +76,7 @@ class StepModel:
 
         model, pad_id = load_process_reward(self.folder), int(self.tokenizer.pad_token_id)
         model.to(place)
-        read = scores_from_logits if as_shares or self.layout != WHOLE else outcome_scores
+        read = outcome_scores if self.layout == WHOLE else scores_from_logits
         return lambda rows: score_step_tokens(model, rows, pad_id=pad_id, batch_tokens=self.batch_tokens, read=read)
 
     def engine_form(self) -> Any:
@@ -99,10 +99,10 @@ class StepModel:
 
         form, engines = self.engine_form(), context.engines
         checked = [row for row in first if row.step_ends][: self.num_checked]
-        expected = self.by_transformers(on_cpu=True, as_shares=True)(checked) if checked else []
+        expected = self.by_transformers(on_cpu=True)(checked) if checked else []
 
         def read(logits: Any) -> Any:
-            return form.read.scores(logits, self.tokenizer)
+            return outcome_scores(logits) if self.layout == WHOLE else form.read.scores(logits, self.tokenizer)
 
         def scores(rows: Sequence[StepTokens]) -> list[list[float]]:
             found: dict[int, list[float]] = {}
@@ -110,7 +110,7 @@ class StepModel:
             def keep(places: list[int], batch: list[list[float]]) -> None:
                 found.update(zip(places, batch, strict=True))
 
-            score_by_engines(engines, rows, self.batch_tokens, keep, outcome_scores if self.layout == WHOLE else read)
+            score_by_engines(engines, rows, self.batch_tokens, keep, read)
             return [found[place] for place in range(len(rows))]
 
         try:

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 import espalier
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.steps import StepTokens
+from espalier.data.steps import StepTokens, step_tokens
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.precision import has_fast_bf16
-from espalier.models.scalar_head import load_process_reward
+from espalier.models.scalar_head import load_process_reward, outcome_scores
 from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import run_stage
 from espalier.rewards.engine_scores import ScoresDiffer, check_engine_model, check_scores, read_scores, score_by_engines
@@ -161,8 +162,6 @@ def test_engines_that_read_otherwise_end_the_run_before_anything_is_written(
 
 def test_a_cache_of_something_else_is_seen(tiny_prm: Path, trajectories: list[Trajectory], tmp_path: Path) -> None:
     """Rows asked at their last place alone come from the prefix cache."""
-    from espalier.data.steps import step_tokens
-
     rows = list(map(step_tokens, trajectories[:4]))
     engines = Engines(wrong=lambda logits: [[[row[0][0] + 4]] if len(row) == 1 else row for row in logits])
     engines.open(str(tiny_prm))
@@ -175,6 +174,19 @@ def test_a_cache_of_something_else_is_seen(tiny_prm: Path, trajectories: list[Tr
     score_by_engines(engines, rows, 1000, keep)
     with pytest.raises(ScoresDiffer):
         check_scores(engines, rows, expected)
+
+
+def test_large_logits_that_are_read_as_such_are_compared_as_such(
+    tiny_prm: Path, trajectories: list[Trajectory]
+) -> None:
+    """As shares 18 and 25 are both 1."""
+    rows = [replace(row, step_ends=row.step_ends[-1:]) for row in map(step_tokens, trajectories[:4])]
+    for factor, is_alike in ((1.01, True), (1.4, False)):
+        engines = Engines(wrong=lambda logits, factor=factor: [[[18.0 * factor]] for _ in logits])
+        engines.open(str(tiny_prm))
+        expected = [[18.0] for _ in rows]
+        with nullcontext() if is_alike else pytest.raises(ScoresDiffer):
+            check_scores(engines, rows, expected, outcome_scores)
 
 
 def test_scores_are_read_off_logits_as_heads_say() -> None:

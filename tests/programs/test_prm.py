@@ -1,6 +1,7 @@
 """Steps scored by `espalier.load_prm` and `espalier.score_steps`: as the stage scores them, as the network says."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 import espalier
 from espalier.data.prompts import encode_text
-from espalier.data.records import Trajectory
+from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import Decoder
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import read_response, steps_on_tokens
+from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models.load import BadModel
 from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import StageContext
@@ -95,6 +97,13 @@ def test_a_policy_with_a_fresh_head_says_one_half(tiny_policy: Path) -> None:
         espalier.load_prm(tiny_policy)
     with pytest.raises(BadModel, match="no such model folder"):
         espalier.load_prm("./nowhere/prm")
+
+
+def test_an_outcome_model_is_not_read_after_every_step(tiny_prm: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_prm, tmp_path / "outcome")
+    write_training_layout(tmp_path / "outcome", TrainingLayout("responses", "text"))
+    with pytest.raises(BadInput, match="was trained on responses and not on steps"):
+        espalier.load_prm(tmp_path / "outcome")
 
 
 def test_what_cannot_be_scored_is_named_with_its_place(tiny_prm: Path) -> None:
