@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line, write_json
 from espalier.data.records import BadInput, parse_record
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 class Kept(Protocol):
     """What is kept of a row: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def row(self) -> int:
