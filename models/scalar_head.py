@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GenericForTokenClassification
 
 from espalier.data.steps import StepTokens
 from espalier.models.fused_norm import fuse_norms
@@ -93,6 +99,19 @@ def _scores_whole(config: PretrainedConfig) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
+def _check_head(path: str, config: PretrainedConfig) -> None:
+    """Raise BadModel on a network whose classifier of tokens is not transformers' general one, which has its head at
+    `score`: there scores are read, trained, frozen and saved."""
+    kind = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(config), None)
+    remedy = "take a model of another family (Llama, Qwen, Mistral, Gemma, Phi, ...)"
+    if kind is None:
+        what = f"transformers has no network of {type(config).__name__} with a head of tokens"
+        raise BadModel(f"{path}: {what}: {remedy}")
+    if not issubclass(kind, GenericForTokenClassification):
+        what = f"its head, of transformers' {kind.__name__}, is not named score, where scores are read"
+        raise BadModel(f"{path}: {what}: {remedy}")
+
+
 def _load(
     path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool | str, has_fresh_head: bool = False
 ) -> PreTrainedModel:
@@ -104,6 +123,7 @@ def _load(
         raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
     if not is_trained and num_labels is None:
         raise BadModel(f"{path} is no process reward model: train one, or set model.num_labels for a fresh head")
+    _check_head(path, config)
     config.classifier_dropout = 0.0
     if num_labels is not None:
         config.num_labels = num_labels
@@ -161,6 +181,7 @@ def load_critic(
         raise BadModel(f"{path} has {config.num_labels} labels and a critic needs one: source=reward_model_body gives "
                        "it a fresh head")  # fmt: skip
     if source == "scratch":
+        _check_head(path, config)
         config.num_labels, config.classifier_dropout = 1, 0.0
         draw = partial(AutoModelForTokenClassification.from_config, config, dtype=torch.float32)
         drawn = on_kernel(lambda name: draw(attn_implementation=name), attention)

@@ -11,18 +11,21 @@ A model that was trained on rows of the file is refused (`data.seen_responses`):
 
 Of a reward model `client=data_parallel_engines` asks vLLM engines, which are held against transformers first.
 
-Rows are read one by one; their token ids and scores lie on disk (`response_rows`), so that memory does not grow with
-them, and batches are those of all rows at once.
+Rows are read one by one; their token ids lie on disk (`response_rows`), so that memory does not grow with them, and
+batches are those of all rows at once. Their scores are kept batch by batch: a run that was stopped goes on by the same
+command, to the same bytes. Several ranks take turns with the batches; each of them reads all rows.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
+from espalier.data.jsonl import file_sha256
 from espalier.data.judgements import PairJudgement
 from espalier.data.prompts import encode_text
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
@@ -32,8 +35,12 @@ from espalier.data.seen_responses import is_seen, read_training_responses
 from espalier.data.sources import BadRow
 from espalier.data.steps import StepTokens
 from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, read_training_layout
-from espalier.pipeline.evaluation.response_rows import ResponseRows
+from espalier.pipeline.evaluation.response_rows import KeptBatch, ResponseRows
+from espalier.pipeline.evaluation.response_scorers import EngineHead, NetworkScorer
+from espalier.pipeline.score_parts import ScoreParts, scored_by
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.distributed import barrier
+from espalier.runtime.run_dir import model_fingerprint
 
 log = logging.getLogger("stage")
 AGGREGATES = ("sum", "average")
@@ -83,69 +90,6 @@ def judged_scores(row: RankedResponses, judgements: Sequence[PairJudgement]) -> 
 
 
 @dataclass(frozen=True)
-class _Scorer:
-    """Networks that score rows of tokens: one with a head, or one or two policies."""
-
-    networks: Sequence[Any]
-    has_head: bool
-    is_average: bool
-    batch_tokens: int
-
-    def is_packed(self, longest: StepTokens) -> bool:
-        """Say whether rows of which this is the longest are packed. Raises BadInput where it is refused."""
-        from espalier.models.packing_check import packing_of
-
-        try:
-            choices = [packing_of(network).choice_for(len(longest.prompt_ids) + len(longest.response_ids))
-                       for network in self.networks]  # fmt: skip
-        except BadInput as error:
-            raise BadInput(f"{longest.name}: {error}") from None
-        return self.has_head and choices == ["packed"]
-
-    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
-        """Return the score of each row."""
-        return self._head_scores(rows) if self.has_head else self._ratios(rows)
-
-    def _ratios(self, rows: Sequence[StepTokens]) -> list[float]:
-        from espalier.models.sampled_logprobs import sampled_logprobs
-
-        logprobs = [sampled_logprobs(network, rows, self.batch_tokens) for network in self.networks]
-        sums = [[sum(line) for line in each] for each in logprobs]
-        ratios = [own - base for own, base in zip(*sums, strict=True)] if len(sums) == 2 else sums[0]
-        lengths = [len(row.response_ids) if self.is_average else 1 for row in rows]
-        return [round(ratio / length, 6) for ratio, length in zip(ratios, lengths, strict=True)]
-
-    def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
-        """Return the logits at the last tokens, or the expected shares of a model with classes."""
-        from espalier.models.scalar_head import outcome_scores
-        from espalier.rewards.outcome_model import last_logits
-
-        ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
-        reads = last_logits(self.networks[0], ids, self.batch_tokens)
-        return [round(float(outcome_scores(read)), 6) for read in reads]
-
-
-@dataclass(frozen=True)
-class _EngineScorer:
-    """A reward model behind engines (`rewards.engine_scores.EngineScoredModel`), read as a `_Scorer` reads its head."""
-
-    model: Any
-    batch_tokens: int
-    has_head: bool = True
-
-    def is_packed(self, longest: StepTokens) -> bool:
-        """Return true: engines put rows together themselves. Raises BadInput where a row is too long for them."""
-        from espalier.rewards.engine_scores import check_lengths
-
-        check_lengths(self.model.engines, [longest])
-        return True
-
-    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
-        """Return the score of each row."""
-        return [value for (value,) in self.model.scores(rows, self.batch_tokens)]
-
-
-@dataclass(frozen=True)
 class ScoreResponses:
     """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
     template; null: as the model was trained, where its folder says it, else where its tokenizer has a template.
@@ -161,6 +105,7 @@ class ScoreResponses:
     takes_last_step: bool = False
     batch_tokens: int = 16384
     asks_engines: ClassVar[bool] = True
+    runs_on_ranks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.judgements):
@@ -180,16 +125,29 @@ class ScoreResponses:
 
     def run(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         """Return one row of scores a row, in order. Raises BadInput where the model was trained on rows of the file."""
+        if self.judgements:
+            if context.engines is not None:
+                raise BadInput("verdicts of a judge are read and not computed: leave client out")
+            return self._judged(input_path, context)
+        with ExitStack() as opened:
+            rows = opened.enter_context(ProblemRows(context.output))
+            rows.add(RankedResponses, input_path, group="id")
+            self._check_seen(rows, input_path, context)
+            tokens, parts = self._scored(rows, input_path, context, opened)
+            barrier()
+            return _output(rows, tokens, parts, opened.pop_all())
+
+    def _judged(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         with ProblemRows(context.output) as rows:
             rows.add(RankedResponses, input_path, group="id")
-            if self.judgements and context.engines is not None:
-                raise BadInput("verdicts of a judge are read and not computed: leave client out")
-            if self.judgements:
-                rows.add(PairJudgement, self.judgements, group="pair_id")
-                yield from _judged(rows, context)
-            else:
-                self._check_seen(rows, input_path, context)
-                yield from self._scored(rows, context)
+            rows.add(PairJudgement, self.judgements, group="pair_id")
+            num_without = 0
+            for row in rows.in_order(_ROWS):
+                own = [one for one in rows.rows(_JUDGEMENTS, hash_of(row.id)) if one.pair_id == row.id]
+                found = judged_scores(row, own)
+                num_without += not found.chosen
+                yield found
+            context.counts["without_verdict"] = num_without
 
     def _check_seen(self, rows: ProblemRows, path: str, context: StageContext) -> None:
         hashes = read_training_responses(self._folder)
@@ -211,30 +169,53 @@ class ScoreResponses:
     @cached_property
     def _folder(self) -> str:
         """The folder of the model, which also says what it was trained on; of a hub name that of its newest commit."""
-        from espalier.models.hub_snapshot import local_model
+        from espalier.models.hub_snapshot import model_on_ranks
 
-        return local_model(self.model)
+        return model_on_ranks(self.model)
 
-    def _scored(self, rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
+    @cached_property
+    def _reference(self) -> str:
+        """The folder of the reference, "" without one."""
+        from espalier.models.hub_snapshot import model_on_ranks
+
+        return model_on_ranks(self.reference) if self.reference else ""
+
+    def _scored(
+        self, rows: ProblemRows, path: str, context: StageContext, opened: ExitStack
+    ) -> tuple[ResponseRows, ScoreParts[KeptBatch]]:
+        """Score what is missing, this rank's share of it; return all rows, and where their scores are kept."""
         from espalier.models.load import load_tokenizer
 
         tokenizer = load_tokenizer(self._folder)
         scorer = self._load(context) if context.engines is None else self._by_engines(context)
         is_chat = self._is_chat(tokenizer, context)
+        tokens = opened.enter_context(ResponseRows(context.output, is_distinct=not scorer.has_head))
         num_implicit = 0
-        with ResponseRows(context.output, is_distinct=not scorer.has_head) as tokens:
-            for row in rows.in_order(_ROWS):
-                is_turn = is_chat and (self.is_chat is True or not row.has_implicit_prompt)
-                num_implicit += is_chat and not is_turn
-                for each in encode_row(tokenizer, row, is_turn):
-                    tokens.add(each)
-            _say_implicit(num_implicit, context)
-            if longest := tokens.longest:
-                _score_all(tokens, longest, scorer, context)
-            values = iter(tokens)
-            for row in rows.in_order(_ROWS):
-                sides = [[next(values) for _ in side] for side in (row.chosen, row.rejected)]
-                yield ResponseScores(row.id, row.subset, *sides)
+        for row in rows.in_order(_ROWS):
+            is_turn = is_chat and (self.is_chat is True or not row.has_implicit_prompt)
+            num_implicit += is_chat and not is_turn
+            for each in encode_row(tokenizer, row, is_turn):
+                tokens.add(each)
+        _say_implicit(num_implicit, context)
+        longest = tokens.longest
+        is_packed, limit = longest is not None and scorer.is_packed(longest), scorer.tokens_at_once
+        origin = {
+            "input": file_sha256(path),
+            "models": [model_fingerprint(folder) for folder in (self._folder, self._reference) if folder],
+            "layout": context.counts["layout"],
+            "tokens": tokens.digest,
+            "score": "head" if scorer.has_head else f"{self.aggregate} of log-ratios",
+            **scored_by(context.engines),
+            "batches": f"{'packed' if is_packed else 'padded'}, {limit} tokens",
+        }
+        parts = ScoreParts(KeptBatch, context.output, origin)
+        context.kept.append(parts.folder)
+        try:
+            with parts.progress(context, tokens.num_rows, "response") as advance:
+                tokens.score(is_packed, limit, scorer, parts, advance)
+        finally:
+            scorer.close()
+        return tokens, parts
 
     def _is_chat(self, tokenizer: Any, context: StageContext) -> bool:
         """Say whether prompt and response are turns: as it is asked for, else as the model was trained, else where its
@@ -256,7 +237,7 @@ class ScoreResponses:
         log.info("%s reads responses %s, %s", self.model, layout, by)
         return is_chat
 
-    def _load(self, context: StageContext) -> _Scorer:
+    def _load(self, context: StageContext) -> NetworkScorer:
         from espalier.models.load import is_reward_model, load_policy
         from espalier.models.log_ratio_reward import is_log_ratio_reward, load_log_ratio_reward
         from espalier.models.scalar_head import load_process_reward
@@ -276,14 +257,14 @@ class ScoreResponses:
             self._check_published()
             raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
         else:
-            networks = [load_policy(path) for path in (self._folder, self.reference) if path]
+            networks = [load_policy(path) for path in (self._folder, self._reference) if path]
         if self.takes_last_step and not has_head:
             raise BadInput(f"stage.takes_last_step=true is for process reward models, and {self.model} has no head: "
                            "leave it out")  # fmt: skip
         placed = [network.to(device()) for network in networks]
-        return _Scorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
+        return NetworkScorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
 
-    def _by_engines(self, context: StageContext) -> _EngineScorer:
+    def _by_engines(self, context: StageContext) -> EngineHead:
         """Return the scorer of the context's engines, which start when they are asked. Raises BadInput, BadModel."""
         from espalier.models.scalar_head import outcome_scores
         from espalier.rewards.engine_scores import EngineScoredModel
@@ -292,7 +273,7 @@ class ScoreResponses:
             raise BadInput("the log-ratio of policies has no head, and engines read one head: leave client out")
         model = EngineScoredModel(self._folder, context.engines, read=outcome_scores)
         self._check_ends(context)
-        return _EngineScorer(model, self.batch_tokens)
+        return EngineHead(model, self.batch_tokens)
 
     def _check_ends(self, context: StageContext) -> None:
         """Raises BadInput on a head that was trained on the ends of steps, unless its last step's is asked for."""
@@ -311,19 +292,6 @@ class ScoreResponses:
             raise BadInput(f"{self.model} is a process reward model ({found.why}): score it by prm/score_steps")
 
 
-def _score_all(
-    tokens: ResponseRows, longest: StepTokens, scorer: _Scorer | _EngineScorer, context: StageContext
-) -> None:
-    """Have all rows scored; engines get several calls' worth at a time, and end."""
-    if isinstance(scorer, _Scorer):
-        tokens.score(scorer.is_packed(longest), scorer.batch_tokens, scorer)
-        return
-    try:
-        tokens.score(scorer.is_packed(longest), scorer.batch_tokens * 4 * context.engines.num_engines, scorer)
-    finally:
-        scorer.model.close()
-
-
 def _say_implicit(number: int, context: StageContext) -> None:
     if number:
         context.counts["implicit_prompts"] = number
@@ -331,11 +299,14 @@ def _say_implicit(number: int, context: StageContext) -> None:
                     "text, as training reads them (stage.is_chat=true: as turns)", number)  # fmt: skip
 
 
-def _judged(rows: ProblemRows, context: StageContext) -> Iterator[ResponseScores]:
-    num_without = 0
-    for row in rows.in_order(_ROWS):
-        own = [one for one in rows.rows(_JUDGEMENTS, hash_of(row.id)) if one.pair_id == row.id]
-        found = judged_scores(row, own)
-        num_without += not found.chosen
-        yield found
-    context.counts["without_verdict"] = num_without
+def _output(
+    rows: ProblemRows, tokens: ResponseRows, parts: ScoreParts[KeptBatch], opened: ExitStack
+) -> Iterator[ResponseScores]:
+    """Return every row's scores in order, and let `opened` go. Raises BadInput where one is missing."""
+    with opened:
+        if not tokens.take(parts.rows()):
+            raise BadInput(f"{parts.folder} lacks scores: remove it and score again")
+        values = iter(tokens)
+        for row in rows.in_order(_ROWS):
+            sides = [[next(values) for _ in side] for side in (row.chosen, row.rejected)]
+            yield ResponseScores(row.id, row.subset, *sides)

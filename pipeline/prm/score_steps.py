@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,6 @@ from espalier.data.steps import StepTokens
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.distinct import Distinct
-from espalier.pipeline.prm.score_parts import KeptScores, ScoreParts
 from espalier.pipeline.prm.step_inputs import (
     WHOLE,
     Reader,
@@ -40,8 +39,9 @@ from espalier.pipeline.prm.step_inputs import (
     whole_reader,
 )
 from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
+from espalier.pipeline.score_parts import ScoreParts, scored_by
 from espalier.pipeline.stage import StageContext
-from espalier.runtime.distributed import barrier, from_main_rank, rank, world_size
+from espalier.runtime.distributed import barrier, rank, world_size
 from espalier.runtime.manifest import weight_files
 from espalier.runtime.run_dir import model_fingerprint
 
@@ -60,6 +60,27 @@ def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) ->
         place = next((place for place, hashes in enumerate(seen) if digest not in hashes), 0)
         models[problem_id] = place, digest in seen[place]
     return models
+
+
+@dataclass(frozen=True)
+class KeptScores:
+    """The scores of a solution; `row`: its place in the input, from 0."""
+
+    row: int
+    id: str
+    problem_id: str
+    scores: list[float]
+    is_seen: bool | None = None
+
+    @property
+    def num_scored(self) -> int:
+        """Return 1: a solution."""
+        return 1
+
+    @property
+    def record(self) -> StepScores:
+        """Return the row of the output."""
+        return StepScores(self.id, self.problem_id, self.scores, self.is_seen)
 
 
 @dataclass(frozen=True)
@@ -117,16 +138,14 @@ class _Scoring:
     @cached_property
     def models(self) -> list[StepModel]:
         """Both models, laid out alike, with their tokenizers alone."""
-        from espalier.models.hub_snapshot import commit_of, local_model
+        from espalier.models.hub_snapshot import model_on_ranks
         from espalier.models.load import load_tokenizer
 
         kind, found = kind_of(self.input_path), list[StepModel]()
         for name, revision in ((self.stage.model, self.stage.revision), (self.stage.other_model, "")):
             if not name:
                 continue
-            folder = from_main_rank(partial(local_model, name, revision))
-            if commit := commit_of(folder):  # on every machine, and the same one
-                folder = local_model(name, commit)
+            folder = model_on_ranks(name, revision)
             self.context.counts["ends"] = said_of_ends(self.stage.layout, name, folder, kind)
             layout = choose_layout(self.stage.layout, name, folder, kind)
             sizes = self.stage.batch_tokens, self.stage.num_checked
@@ -161,7 +180,7 @@ class _Scoring:
         return None
 
     @cached_property
-    def parts(self) -> ScoreParts:
+    def parts(self) -> ScoreParts[KeptScores]:
         """What is scored already."""
         from espalier.models.hub_snapshot import commit_of
 
@@ -171,6 +190,7 @@ class _Scoring:
                 warn_of_prompts(model.folder, model.layout, model.tokenizer, reader(first))
                 check_sampled_ids(model.layout, model.folder, model.tokenizer, first)
         return ScoreParts(
+            KeptScores,
             self.context.output,
             {
                 "commits": [commit_of(model.folder) for model in self.models],
@@ -178,25 +198,10 @@ class _Scoring:
                 "models": [model_fingerprint(model.folder) for model in self.models],
                 "layout": self.models[0].read_as,
                 "first row": content_key(list(vars(self.readers[0](first)).values())) if first else "",
-                "by": "transformers" if self.context.engines is None else "engines",
-                "precision": self._precision(),
+                **scored_by(self.context.engines),
                 **({"max_length": self.stage.max_length} if self.stage.max_length else {}),
             },
         )
-
-    def _precision(self) -> str:
-        """Return what all ranks, or the engines, compute in: one file has scores of one precision. Raises BadInput."""
-        if self.context.engines is not None:
-            return str(getattr(self.context.engines, "dtype", ""))
-        from espalier.models.precision import AUTO, is_bf16
-        from espalier.runtime.distributed import device, gather_over_ranks
-
-        found = ["bf16" if half else "fp32" for half in gather_over_ranks(is_bf16(AUTO, device().type))]
-        if len(set(found)) > 1:
-            raise BadInput("some ranks would score in bf16 and others in fp32, as their machines do fast: start them "
-                           "on machines of one kind")  # fmt: skip
-        log.info("scores are computed in %s", found[0])
-        return found[0]
 
     @cached_property
     def limits(self) -> list[int]:
@@ -208,22 +213,10 @@ class _Scoring:
 
     def score(self) -> None:
         """Score what is missing, one model after the other; this rank's share of it."""
-        num_rows, num_done = self._look(), sum(1 for _ in self.parts.rows())
-        if num_done:
-            log.info("%s: going on after %d of %d solutions", self.context.output, num_done, num_rows)
-        if self.context.engines is not None and world_size() > 1:
-            raise BadInput("engines are asked by one process: leave the launcher of ranks out, or client")
-        try:
-            with self.context.progress("score", num_rows, "solution", num_done) as progress:
-                for place in range(len(self.models)):
-                    for num in self._score_by(place):
-                        num_done += num * world_size()
-                        progress.update(min(num_done, num_rows))
-        except BaseException:
-            if kept := sum(1 for _ in self.parts.rows()):
-                log.warning("%d of %d solutions are scored and kept in %s: run the same command to go on", kept,
-                            num_rows, self.parts.folder)  # fmt: skip
-            raise
+        with self.parts.progress(self.context, self._look(), "solution") as advance:
+            for place in range(len(self.models)):
+                for num in self._score_by(place):
+                    advance(num)
 
     def _look(self) -> int:
         """Return the number of solutions; where engines score, first read them all: none may be longer than they take,
@@ -280,12 +273,7 @@ class _Scoring:
 
     def _missing(self, place: int) -> Iterator[tuple[KeptScores, StepTokens]]:
         """Return this rank's solutions of one model that are not done, in order."""
-        done = (kept.row for kept in self.parts.rows(of_starts_before=True))
-        next_done = next(done, None)
-        for number, row in solutions_of(self.input_path):
-            if number == next_done:
-                next_done = next(done, None)
-                continue
+        for number, row in self.parts.missing(solutions_of(self.input_path)):
             chosen, is_seen = self._choice(row)
             if chosen == place and number // _SHARE % world_size() == rank():
                 yield KeptScores(number, row.id, row.problem_id, [], is_seen), self._tokens(place, row)

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from espalier.models.load import BadModel, load_policy
-from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.scalar_head import load_critic, load_process_reward, scores_from_logits
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
@@ -85,6 +90,38 @@ def test_a_trained_folder_with_another_number_of_labels_is_refused(tiny_policy: 
 def test_a_policy_is_not_scored_with_as_if_it_were_trained(tiny_policy: Path) -> None:
     with pytest.raises(BadModel, match="is no process reward model: train one"):
         load_process_reward(str(tiny_policy))
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32},
+    "bloom": {"hidden_size": 8, "n_layer": 1, "n_head": 2},
+    "falcon": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8},
+}
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_a_network_whose_head_is_not_named_score_is_refused_in_one_line(family: str, tmp_path: Path) -> None:
+    """Trained heads of tokens and of texts, and bodies that would get one."""
+    config = AutoConfig.for_model(family, vocab_size=50, num_labels=1, **SIZES[family])
+    for kind in (AutoModelForTokenClassification, AutoModelForSequenceClassification, AutoModelForCausalLM):
+        folder = str(tmp_path / kind.__name__)
+        kind.from_config(config).save_pretrained(folder)
+        says = r"its head, of transformers' \w+ForTokenClassification, is not named score, .*Llama, .*$"
+        with pytest.raises(BadModel, match=says) as error:
+            load_process_reward(folder, 1)
+        assert "\n" not in str(error.value)
+        for source in ("auto", "scratch"):
+            with pytest.raises(BadModel, match=says):
+                load_critic(folder, source)
+
+
+def test_a_network_without_a_token_classifier_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("gptj", vocab_size=50, n_embd=8, n_layer=1, n_head=2, rotary_dim=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for load in (lambda path: load_process_reward(path, 1), lambda path: load_critic(path, "scratch")):
+        with pytest.raises(BadModel, match=r"transformers has no network of GPTJConfig with a head of tokens: .*Llama"):
+            load(str(tmp_path))
 
 
 def test_a_trained_folder_that_lacks_its_head_is_refused(tiny_policy: Path, tmp_path: Path) -> None:

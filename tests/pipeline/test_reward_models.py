@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,20 @@ from espalier.sampling.client import Sample
 from espalier.sampling.llm_judge import RankedResponseRequests
 from tests.support.token_scorer import Engines
 
+NUMBERS = count()
 NOTES = ShoppingNotes()
 RESPONSES = ("bring 3 apples\n", "bring 2 apples\n", "please bring 3 apples\n", "bring 3 pens\n")
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs have relative names."""
+    monkeypatch.chdir(tmp_path)
+
+
 def context(task: Any = None) -> StageContext:
-    return StageContext(task, Path("unused"), 10.0)
+    """Return a context with an output of its own, beside which nothing is kept yet."""
+    return StageContext(task, Path(f"output-{next(NUMBERS)}"), 10.0)
 
 
 def sampled(problem: str, number: int, response: str) -> Trajectory:
@@ -161,7 +170,7 @@ def test_engines_give_the_logits_that_transformers_give(tiny_prm: Path, tiny_pol
     assert len(engines.asked) > 6, "six, and some that were held against transformers first"
     assert not engines.is_open
     wrong = Engines(wrong=lambda logits: [[[-one for one in place] for place in row] for row in logits])
-    own = StageContext(None, tmp_path / "out.jsonl", 10.0, engines=wrong)
+    own = StageContext(None, tmp_path / "wrong.jsonl", 10.0, engines=wrong)
     with pytest.raises(ScoresDiffer):
         list(ScoreResponses(model=str(tiny_prm)).run(str(tmp_path / "rows.jsonl"), own))
     assert not wrong.is_open

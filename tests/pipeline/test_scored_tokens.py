@@ -110,7 +110,7 @@ def test_texts_without_a_prompt_are_no_turns_unless_asked_for(
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     for asked in (None, True):
         caplog.clear()
-        context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+        context = StageContext(None, tmp_path / f"{asked}.jsonl", 10.0)
         stage = ScoreResponses(model=str(chat_model), is_reference_free=True, is_chat=asked)
         list(stage.run(str(tmp_path / "rows.jsonl"), context))
         assert context.counts.get("implicit_prompts", 0) == (asked is None)

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from espalier.data import tables
 from espalier.data.jsonl import read_records, write_json, write_records
-from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
+from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement, StepJudgement
 from espalier.data.predictions import PairRewards
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import (
@@ -49,9 +49,11 @@ from espalier.pipeline.prm import step_score_metrics
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
 from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward
+from espalier.pipeline.prm.score_by_judge import ScoreByJudge
 from espalier.pipeline.problems.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import Stage, StageContext
 from espalier.pipeline.values.choose_labels import ChooseLabels
+from espalier.pipeline.values.consensus_labels import ConsensusLabels
 from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.estimate_values import EstimateValues
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
@@ -82,6 +84,7 @@ def make_files(folder: Path, num_problems: int, is_shuffled: bool = False, paddi
     for name, part in files.items():
         write_records(folder / f"{name}.jsonl", rng.sample(part, len(part)) if is_shuffled else part)  # type: ignore[arg-type]
     write_records(folder / "pairs.jsonl", _pairs(rng, rows, padding))
+    _write_votes(folder, rows, padding)
     _write_judged(folder, num_problems, padding)
     _write_responses(folder, num_problems, padding)
     return folder
@@ -115,6 +118,17 @@ def _write_responses(folder: Path, num_rows: int, padding: str) -> None:
     said = [PairJudgement(f"{row.id}/{order}/0", row.id, row.id, order, rng.choice(VERDICTS), padding, "stop")
             for row in rows for order in ORDERS]  # fmt: skip
     write_records(folder / "judgements.jsonl", rng.sample(said, len(said)))
+
+
+def _write_votes(folder: Path, rows: list[Trajectory], padding: str) -> None:
+    """What a judge says of the steps of most trajectories: three votes in any order, some without a verdict."""
+    rng, said = random.Random(len(rows)), list[StepJudgement]()
+    for row in rows:
+        for vote in range(3 if rng.random() < 0.8 else 0):
+            labels: list[float | None] = [rng.choice([1.0, 1.0, 0.0]) for _ in row.steps]
+            said.append(StepJudgement(f"{row.id}/{vote}", row.id, row.problem_id, len(row.steps), None,
+                                      labels if rng.random() < 0.8 else [], padding, "stop"))  # fmt: skip
+    write_records(folder / "votes.jsonl", rng.sample(said, len(said)))
 
 
 def _pairs(rng: random.Random, rows: list[Trajectory], padding: str) -> list[PreferencePair]:
@@ -177,6 +191,8 @@ def stages(folder: Path) -> dict[str, tuple[Stage, str]]:
         "evaluate_prm_benchmarks": (EvaluatePRMBenchmarks(paths["judged_scores"], tune_share=0.4), paths["judged"]),
         "evaluate_reward_model": (EvaluateRewardModel(paths["response_scores"]), paths["responses"]),
         "score_responses": (ScoreResponses(judgements=paths["judgements"]), paths["responses"]),
+        "consensus_labels": (ConsensusLabels(paths["votes"], threshold=0.4), values),
+        "score_by_judge": (ScoreByJudge(), paths["votes"]),
         "select_demonstrations": (SelectDemonstrations(order="best", scores=scores, max_per_problem=2), rows),
     }
 
@@ -207,6 +223,8 @@ OF_ALL_ROWS = {
     "evaluate_prm_benchmarks": "efd9123cc57586f3",
     "evaluate_reward_model": "eb7b3d93e4b3ac40",
     "score_responses": "da59f52cebe60287",
+    "consensus_labels": "2f4bea173cf7b291",
+    "score_by_judge": "aef2a516f543baf2",
     "select_demonstrations": "5916b48a371828c8",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of

@@ -94,7 +94,7 @@ def run(folder: Path, rows: list[StepValues], votes: list[StepJudgement], **sett
     paths = [str(folder / name) for name in ("labels.jsonl", "judged.jsonl")]
     write_records(paths[0], rows)
     write_records(paths[1], votes)
-    context = StageContext(None, Path("unused"), 10.0)
+    context = StageContext(None, folder / "out.jsonl", 10.0)
     return list(ConsensusLabels(paths[1], **settings).run(paths[0], context)), context.counts
 
 

@@ -1,0 +1,90 @@
+"""What scores responses that are token ids: networks in this process, or a reward model behind engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.records import BadInput
+from espalier.data.steps import StepTokens
+
+
+@dataclass(frozen=True)
+class NetworkScorer:
+    """Networks that score rows of tokens: one with a head, or one or two policies."""
+
+    networks: Sequence[Any]
+    has_head: bool
+    is_average: bool
+    batch_tokens: int
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens the rows of a call have: one forward pass."""
+        return self.batch_tokens
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def is_packed(self, longest: StepTokens) -> bool:
+        """Say whether rows of which this is the longest are packed. Raises BadInput where it is refused."""
+        from espalier.models.packing_check import packing_of
+
+        try:
+            choices = [packing_of(network).choice_for(len(longest.prompt_ids) + len(longest.response_ids))
+                       for network in self.networks]  # fmt: skip
+        except BadInput as error:
+            raise BadInput(f"{longest.name}: {error}") from None
+        return self.has_head and choices == ["packed"]
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the score of each row."""
+        return self._head_scores(rows) if self.has_head else self._ratios(rows)
+
+    def _ratios(self, rows: Sequence[StepTokens]) -> list[float]:
+        from espalier.models.sampled_logprobs import sampled_logprobs
+
+        logprobs = [sampled_logprobs(network, rows, self.batch_tokens) for network in self.networks]
+        sums = [[sum(line) for line in each] for each in logprobs]
+        ratios = [own - base for own, base in zip(*sums, strict=True)] if len(sums) == 2 else sums[0]
+        lengths = [len(row.response_ids) if self.is_average else 1 for row in rows]
+        return [round(ratio / length, 6) for ratio, length in zip(ratios, lengths, strict=True)]
+
+    def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the logits at the last tokens, or the expected shares of a model with classes."""
+        from espalier.models.scalar_head import outcome_scores
+        from espalier.rewards.outcome_model import last_logits
+
+        ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
+        reads = last_logits(self.networks[0], ids, self.batch_tokens)
+        return [round(float(outcome_scores(read)), 6) for read in reads]
+
+
+@dataclass(frozen=True)
+class EngineHead:
+    """A reward model behind engines (`rewards.engine_scores.EngineScoredModel`), read as a `NetworkScorer` reads
+    its head."""
+
+    model: Any
+    batch_tokens: int
+    has_head: bool = True
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens the rows of a call have: several batches of every engine."""
+        tokens: int = self.batch_tokens * 4 * self.model.engines.num_engines
+        return tokens
+
+    def close(self) -> None:
+        """Let the engines end."""
+        self.model.close()
+
+    def is_packed(self, longest: StepTokens) -> bool:
+        """Return true: engines put rows together themselves. Raises BadInput where a row is too long for them."""
+        from espalier.rewards.engine_scores import check_lengths
+
+        check_lengths(self.model.engines, [longest])
+        return True
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the score of each row."""
+        return [value for (value,) in self.model.scores(rows, self.batch_tokens)]
