@@ -3,11 +3,9 @@
 A name without a commit is what its owner makes of it: two starts of one command may read two models.
 """
 
-from functools import partial
 from pathlib import Path
 
 from espalier.models.load import BadModel, check_model_folder
-from espalier.runtime.distributed import from_main_rank
 
 _FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.pt")
 
@@ -39,10 +37,3 @@ def commit_of(folder: str) -> str:
     """Return the commit of a folder of `local_model`, "" of one that is no snapshot of the hub."""
     path = Path(folder)
     return path.name if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--") else ""
-
-
-def model_on_ranks(path: str, revision: str = "") -> str:
-    """Return `local_model` on every rank: of a hub name all of them have the commit that the first one found."""
-    folder = from_main_rank(partial(local_model, path, revision))
-    commit = commit_of(folder)
-    return local_model(path, commit) if commit and folder != path else folder

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -156,3 +157,12 @@ def _check_same(folder: Path, stored: dict[str, Any], origin: dict[str, Any]) ->
             raise BadInput(f"{folder} holds scores in {before or 'a precision nobody wrote down'}, and this machine "
                            f"scores in {now}: go on where it began, or remove the folder")  # fmt: skip
         raise BadInput(f"{folder} holds scores of another input or of other models ({name} differs): remove it")
+
+
+def model_on_ranks(path: str, revision: str = "") -> str:
+    """Return `local_model` on every rank: of a hub name all of them have the commit that the first one found."""
+    from espalier.models.hub_snapshot import commit_of, local_model
+
+    folder = from_main_rank(partial(local_model, path, revision))
+    commit = commit_of(folder)
+    return local_model(path, commit) if commit and folder != path else folder

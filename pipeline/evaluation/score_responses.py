@@ -37,7 +37,7 @@ from espalier.data.steps import StepTokens
 from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, read_training_layout
 from espalier.pipeline.evaluation.response_rows import KeptBatch, ResponseRows
 from espalier.pipeline.evaluation.response_scorers import EngineHead, NetworkScorer
-from espalier.pipeline.score_parts import ScoreParts, scored_by
+from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier
 from espalier.runtime.run_dir import model_fingerprint
@@ -169,15 +169,11 @@ class ScoreResponses:
     @cached_property
     def _folder(self) -> str:
         """The folder of the model, which also says what it was trained on; of a hub name that of its newest commit."""
-        from espalier.models.hub_snapshot import model_on_ranks
-
         return model_on_ranks(self.model)
 
     @cached_property
     def _reference(self) -> str:
         """The folder of the reference, "" without one."""
-        from espalier.models.hub_snapshot import model_on_ranks
-
         return model_on_ranks(self.reference) if self.reference else ""
 
     def _scored(

@@ -39,7 +39,7 @@ from espalier.pipeline.prm.step_inputs import (
     whole_reader,
 )
 from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
-from espalier.pipeline.score_parts import ScoreParts, scored_by
+from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier, rank, world_size
 from espalier.runtime.manifest import weight_files
@@ -138,7 +138,6 @@ class _Scoring:
     @cached_property
     def models(self) -> list[StepModel]:
         """Both models, laid out alike, with their tokenizers alone."""
-        from espalier.models.hub_snapshot import model_on_ranks
         from espalier.models.load import load_tokenizer
 
         kind, found = kind_of(self.input_path), list[StepModel]()
