@@ -74,13 +74,13 @@ def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -
     ]
 
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
-    common = ["task=word_arithmetic", f"run={run_dir}", "seed=0", *SMALL]
+    common = ["task=word_arithmetic", f"run={run_dir}", "seed=0"]
     run("bash", "scripts/process_rewards.sh", f"policy={run_dir}/sft/model", "num_problems=8", "max_tokens=128",
-        "exp=exp/debug/reward/word_arithmetic", *common)  # fmt: skip
+        "exp=exp/debug/reward/word_arithmetic", *common, *SMALL)  # fmt: skip
     run("bash", "scripts/preferences.sh", "pairs=process", f"policy={run_dir}/sft/model",
         "exp=exp/debug/dpo/word_arithmetic", *common)  # fmt: skip
     again = run("bash", "scripts/evaluate.sh", "name=dpo", f"policy={run_dir}/dpo/model", "num_problems=8",
-                "max_tokens=128", *common)  # fmt: skip
+                "max_tokens=128", *common, *SMALL)  # fmt: skip
     assert "== serve" not in again
     after = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
     assert before == after
