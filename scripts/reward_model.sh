@@ -41,6 +41,7 @@ fits train trainer_base_ds_mul.py "${exp:-exp/reward/outcome_pairs}" "${chosen_o
 fits ppo main.py "${ppo:-exp/ppo/ppo_outcome_model}"
 exp=$ppo recipe ppo "$policy" "${ppo_settings[@]}"
 learn=("${recipe[@]:0:${#recipe[@]}-${#ppo_settings[@]}}")
+if [[ " ${learn[*]} " == *" exp/ppo/ppo_outcome_model "* ]]; then learn+=(server.max_model_len="$max_length"); fi
 if [[ -n $num_iterations ]]; then learn+=(num_iterations="$num_iterations"); fi
 if [[ -n $kl ]]; then learn+=(kl.coefficient="$kl"); fi
 recipe outcome "$policy" "${chosen_objective[@]}" "${train_settings[@]}"

@@ -258,6 +258,9 @@ def test_a_reward_model_and_its_ppo_are_trained_by_recipes_on_all_ranks(script: 
         *ppo
     }
     assert [word for word in ppo if word.startswith(("kl.", "num_iterations", "update."))] == ["update.clip_high=0.28"]
+    neutral = stages(script(*given, "ppo=exp/ppo/ppo_outcome_model", "max_tokens=96", "max_length=256",
+                            name="reward_model.sh"))[-1]  # fmt: skip
+    assert {"params.max_tokens=96", "server.max_model_len=256"} <= {*neutral}  # PPO samples in the same window
     own_ranks = stages(script(*given, "ppo.layout=one_node", "kl=0.1", name="reward_model.sh"))[-1]
     assert own_ranks[0] == "main.py"
     assert {"layout=one_node", "kl.coefficient=0.1"} <= {*own_ranks}
