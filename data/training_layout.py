@@ -66,7 +66,7 @@ class PromptReader:
         return BOTH if len(found) == 2 else CHAT if found == {True} else TEXT
 
 
-WORDS = {CHAT: "turns of a chat template", TEXT: "plain text"}
+PROMPTS_IN_WORDS = {CHAT: "turns of a chat template", TEXT: "plain text"}
 
 
 def other_prompts(folder: str, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> tuple[str, str] | None:
@@ -77,7 +77,7 @@ def other_prompts(folder: str, tokenizer: Any, prompt_ids: Callable[[], Sequence
     if trained is None or trained.prompts == BOTH or not (ids := prompt_ids()):
         return None
     found = CHAT if PromptReader(tokenizer).is_chat(ids) else TEXT
-    return (WORDS[trained.prompts], WORDS[found]) if found != trained.prompts else None
+    return (PROMPTS_IN_WORDS[trained.prompts], PROMPTS_IN_WORDS[found]) if found != trained.prompts else None
 
 
 def write_training_layout(folder: Path, layout: TrainingLayout) -> None:

@@ -1,5 +1,5 @@
-"""A reward model that is read and not trained, by rewards, advantages and filters: at the ends that it was trained on,
-and with a word where its prompts are others than those of its training."""
+"""A reward model that is read and not trained, by rewards, advantages, filters and searches: at the ends that it was
+trained on, and with a word where its prompts are others than those of its training."""
 
 import logging
 from collections.abc import Sequence
@@ -14,16 +14,18 @@ from espalier.models.trained_ends import trained_ends
 
 log = logging.getLogger(__name__)
 _REMEDIES = {
-    STEPS: "name a process reward model; an outcome model is for reward=outcome_model",
-    RESPONSES: "name an outcome model; a process reward model is for reward=process (scorer@search.scorer=process of a "
-    "search), and takes_last_step=true of an outcome_model takes its score of the last step for the response's",
+    STEPS: "name a process reward model; an outcome model is for reward=outcome_model (of a search "
+    "scorer@search.scorer=outcome_model search.scorer.reward.path={path})",
+    RESPONSES: "name an outcome model; a process reward model is for reward=process (of a search "
+    "scorer@search.scorer=process), and takes_last_step=true of an outcome_model takes its score of the last step for "
+    "the response's",
 }
 
 
 def check_trained_ends(path: str, ends: str, is_asked_for: bool = False) -> None:
     """Raise BadInput where a model was trained on other `ends` (STEPS or RESPONSES) than those at which it is read,
     unless that `is_asked_for`; warn where nothing says on which."""
-    trained_ends(local_model(path), path).read_at(ends, path, is_asked_for, _REMEDIES[ends])
+    trained_ends(local_model(path), path).read_at(ends, path, is_asked_for, _REMEDIES[ends].format(path=path))
 
 
 def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_for: bool = False) -> Any:

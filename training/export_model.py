@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from espalier.data.records import BadInput
 from espalier.data.trained_on import copy_trained_on
+from espalier.data.training_layout import read_training_layout
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import write_bits
 from espalier.models.quantised import round_weights
@@ -126,16 +127,18 @@ class ExportModel:
         return node
 
     def _say_trained_on(self, folder: Path, tokenizer: Any, context: Context) -> None:
-        """Write what the run trains on: as its own model says it, or, where it has none yet, by its examples."""
+        """Write what the run trains on: as its own model says it, or, where it has none yet, or one of an earlier
+        version that says less, by its examples."""
         finished = Path(self.run_dir) / "model"
-        if finished.is_dir():
-            copy_trained_on(finished, folder)
+        copy_trained_on(finished, folder)
+        has_head = self.config["model"].get("num_labels") is not None
+        if finished.is_dir() and not (has_head and read_training_layout(str(finished)) is None):
             return
         try:
             examples = stored_examples(self._own_examples(), tokenizer)
         except (BadInput, BadConfig, KeyError, TypeError) as error:  # settings of an earlier version are the latter
             context.counts["trained_on"] = "not known"
-            log.warning("%s does not say what it was trained on: the examples of %s cannot be read (%s)",
+            log.warning("%s does not say all of what it was trained on: the examples of %s cannot be read (%s)",
                         context.output, self.run_dir, error)  # fmt: skip
             return
         write_trained_on(folder, examples, tokenizer, self.config["model"])

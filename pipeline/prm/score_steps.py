@@ -140,17 +140,18 @@ class _Scoring:
         """Both models, laid out alike, with their tokenizers alone."""
         from espalier.models.load import load_tokenizer
 
-        kind, found = kind_of(self.input_path), list[StepModel]()
+        kind, found, said = kind_of(self.input_path), list[StepModel](), list[str]()
         for name, revision in ((self.stage.model, self.stage.revision), (self.stage.other_model, "")):
             if not name:
                 continue
             folder = model_on_ranks(name, revision)
-            self.context.counts["ends"] = said_of_ends(self.stage.layout, name, folder, kind)
+            said.append(said_of_ends(self.stage.layout, name, folder, kind))
             layout = choose_layout(self.stage.layout, name, folder, kind)
             sizes = self.stage.batch_tokens, self.stage.num_checked
             model = StepModel(folder, layout, load_tokenizer(folder), *sizes, self.stage.deviations or {})
             log.info("%s is read as %s", name, model.read_as)
             found.append(model)
+        self.context.counts["ends"] = "; ".join(dict.fromkeys(said))
         if len({model.layout for model in found}) > 1:
             raise BadInput("stage.model and stage.other_model read solutions otherwise: set stage.layout for both")
         return found

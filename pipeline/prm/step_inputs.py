@@ -18,7 +18,7 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajecto
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
 from espalier.data.steps import Decoder, StepTokens, check_ends, step_tokens
 from espalier.data.token_text import read_response, tokenise_steps
-from espalier.data.training_layout import CHAT, RESPONSES, STEPS, WORDS, other_prompts, read_training_layout
+from espalier.data.training_layout import CHAT, PROMPTS_IN_WORDS, RESPONSES, STEPS, other_prompts, read_training_layout
 from espalier.data.training_problems import FILE
 
 log = logging.getLogger("stage")
@@ -159,7 +159,7 @@ def warn_of_prompts(folder: str, layout: str, tokenizer: Any, first: StepTokens)
     way round, by the first solution's tokens."""
     words = other_prompts(folder, tokenizer, lambda: first.prompt_ids) if layout in (TOKENS, TASK, WHOLE) else None
     if words:
-        is_chat = words[0] == WORDS[CHAT]
+        is_chat = words[0] == PROMPTS_IN_WORDS[CHAT]
         remedy = f"set task.template.is_chat={str(is_chat).lower()}" if layout == TASK else (
             "sample its solutions as those that it was trained on")  # fmt: skip
         log.warning("%s was trained on prompts that are %s, and those of these solutions are %s: %s", folder, *words,

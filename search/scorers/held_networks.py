@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from espalier.data.training_layout import other_prompts
+from espalier.models.frozen_reward import check_trained_ends
 from espalier.models.hub_snapshot import local_model
 from espalier.models.tokenizer_checks import check_same_tokenizer
-from espalier.models.trained_ends import trained_ends
 from espalier.search.scorers.scorer import HoldsNetworks, Scorer
 
 log = logging.getLogger(__name__)
-
-_REMEDY = "an outcome model scores by scorer@search.scorer=outcome_model search.scorer.reward.path="
 
 
 def check_networks(scorer: Scorer, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> None:
@@ -27,8 +25,7 @@ def check_networks(scorer: Scorer, tokenizer: Any, prompt_ids: Callable[[], Sequ
         check_same_tokenizer(tokenizer, path, "scorer")
         if not ends:
             continue
-        folder = local_model(path)  # of a hub name too what the folder says counts
-        trained_ends(folder, path).read_at(ends, path, False, _REMEDY + path)
-        if words := other_prompts(folder, tokenizer, prompt_ids):
+        check_trained_ends(path, ends)
+        if words := other_prompts(local_model(path), tokenizer, prompt_ids):
             log.warning("%s was trained on prompts that are %s, and those of this search are %s: search with prompts "
                         "like those that it was trained on", path, *words)  # fmt: skip

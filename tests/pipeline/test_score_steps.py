@@ -33,7 +33,7 @@ from espalier.pipeline.evaluation.evaluate import Evaluate
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
-from espalier.pipeline.prm.score_steps import ScoreSteps
+from espalier.pipeline.prm.score_steps import ScoreSteps, _Scoring
 from espalier.pipeline.prm.step_inputs import choose_layout
 from espalier.pipeline.prm.step_scorers import shown
 from espalier.pipeline.stage import StageContext
@@ -421,6 +421,11 @@ def test_a_head_that_may_be_of_steps_or_of_responses_is_read_after_steps_with_a_
         assert ("is read at the ends of steps, which is an assumption" in caplog.text) == (scores is None)
         assert context.counts["ends"].startswith("steps: its" if scores else "steps, assumed: nothing")
         assert ("was trained on prompts that are turns of a chat template" in caplog.text) == (prompts == "chat")
+    both = StageContext(None, tmp_path / "both.jsonl", 10.0)
+    scoring = _Scoring(ScoreSteps(str(tmp_path / "None-"), other_model=str(tmp_path / "steps-text")),
+                       str(tmp_path / "rows.jsonl"), both)  # fmt: skip
+    assert len(scoring.models) == 2
+    assert re.fullmatch(r"steps, assumed: nothing .*; steps: its training_layout\.json says so", both.counts["ends"])
 
 
 @pytest.mark.parametrize(("layout", "ends"), [("whole", "responses"), ("tokens", "steps")])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -182,13 +183,16 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
     run(TRAINER, log, *words)
     run(STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/out")
     run(STAGE, log, "-cn", "training/merge_lora", f"stage.adapter={tmp_path}/run/adapter", f"output={tmp_path}/merged")
-    (tmp_path / "run" / "model").rename(tmp_path / "finished")  # as a run that was ended before
+    shutil.copytree(tmp_path / "run" / "model", tmp_path / "finished")
+    (tmp_path / "run" / "model" / "training_layout.json").unlink()  # as an earlier version left it
+    run(STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/renewed")
+    shutil.rmtree(tmp_path / "run" / "model")  # as a run that was ended before
     run(STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/early")
     (tmp_path / "values.jsonl").rename(tmp_path / "moved.jsonl")
     printed = run(
         STAGE, log, "-cn", "training/export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/poor"
     )
-    assert "poor does not say what it was trained on: the examples of" in printed
+    assert "poor does not say all of what it was trained on: the examples of" in printed
     (tmp_path / "values.jsonl").write_text((tmp_path / "moved.jsonl").read_text().replace('"t1"', '"u1"'))
     stored, out = tmp_path / "run" / "config.yaml", tmp_path / "changed"
     ExportModel(str(tmp_path / "run")).run("", StageContext(None, out, 10.0))
@@ -199,8 +203,9 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
     stored.write_text(yaml.safe_dump(config))
     ExportModel(str(tmp_path / "run")).run("", StageContext(None, out, 10.0))
     assert read_training_problems(str(out)) is None
+    names = ("finished", "run/adapter", "merged", "out", "out/adapter", "renewed", "early", "poor")
     says = {name: [read_training_layout(str(tmp_path / name)), read_training_problems(str(tmp_path / name))]
-            for name in ("finished", "run/adapter", "merged", "out", "out/adapter", "early", "poor")}  # fmt: skip
+            for name in names}  # fmt: skip
     assert says.pop("poor") == [None, None]
     assert all(one == says["finished"] for one in says.values())
     assert says["finished"] == [TrainingLayout("steps", "text"), {problem_hash(f"t{i}") for i in range(8)}]
