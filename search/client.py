@@ -6,7 +6,9 @@ tree whose solution is not there is taken off when the job goes on.
 """
 
 import asyncio
+import logging
 import os
+import sys
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +18,10 @@ from typing import Any
 from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Problem
-from espalier.data.search_tree import SearchTree
+from espalier.data.search_tree import SearchTree, reads_gold
 from espalier.data.tasks.task import Task
 from espalier.rewards.composed import ComposedReward
-from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams, ShowsLife
+from espalier.sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ShowsLife
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
 from espalier.search.budget import Budget
@@ -27,8 +29,10 @@ from espalier.search.driver import search_tree
 from espalier.search.expander import Expander, StepCuts
 from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.held_networks import check_networks
-from espalier.search.scorers.scorer import ComputesScores, Scorer
+from espalier.search.scorers.scorer import ComputesScores, HoldsNetworks, Scorer
 from espalier.search.tree import Node, Tree
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,6 +60,8 @@ class Search:
         self._open: set[Tree] = set()
         self._done = self._seen = 0  # tokens and scores: of trees that are open no more, and of all at the last look
         self._thread = ThreadPoolExecutor(1, "grading")
+        self._longest = sys.maxsize  # of prompt and response, that the scorer's networks take
+        self._is_warned = False
 
     def prepare(
         self,
@@ -66,11 +72,13 @@ class Search:
         output: Path,
         finished: set[str],
     ) -> None:
-        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees` and `check_networks`,
-        and where several solutions per problem are asked for."""
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, `check_networks` and
+        `check_has_golds`, and where several solutions per problem are asked for."""
         check_one_solution(params)
+        check_has_golds(self.scorer, problems)
         first = next(iter(problems.values()), Problem("", "", ""))
         check_networks(self.scorer, tokenizer, lambda: encode_prompt(task, tokenizer, first).ids)
+        self._longest = self.scorer.longest() if isinstance(self.scorer, HoldsNetworks) else sys.maxsize
         self.task, self.tokenizer, self.problems = task, tokenizer, problems
         self.trees = trees_path(output)
         self.tokens_before, self._problems_before = keep_trees(self.trees, finished), len(finished)
@@ -118,8 +126,8 @@ class Search:
         return isinstance(self.client, ShowsLife) and await self.client.is_working()
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
-        scoring raise."""
+        """Return the one solution of a problem. Raises BadInput where several are asked for, Refused where the scorer's
+        networks have no room behind the prompt, and what drawing and scoring raise."""
         check_one_solution(params)
         problem = self.problems[request.problem_id]
         tree = Tree(
@@ -129,7 +137,7 @@ class Search:
             lambda text: self.task.grade(problem.gold, text, len(problem.options)),
             self.scorer.aggregate,
         )
-        longest = getattr(self.client, "max_model_length", None)
+        longest = self._room(request, params)
         expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
         self._open.add(tree)
         try:
@@ -144,6 +152,21 @@ class Search:
         )
         self._write(await ends)
         return [sample_of(found.chosen)]
+
+    def _room(self, request: SampleRequest, params: SamplingParams) -> int | None:
+        """Return the tokens of prompt and response that sampler and scorer both take, None where nothing bounds them.
+        Warns once where responses may end at the scorer's bound."""
+        window = getattr(self.client, "max_model_length", None) or sys.maxsize
+        prompt, bound = len(request.prompt_ids), self._longest
+        if bound <= prompt:
+            raise Refused(f"prompt of {prompt} tokens leaves no room in the scorer's model, which takes {bound}")
+        if bound < min(window, prompt + params.max_tokens) and not self._is_warned:
+            self._is_warned = True
+            log.warning("the scorer's model takes %d tokens of prompt and response: longer responses are cut there, as "
+                        "they are at params.max_tokens=%d (problem %s has a prompt of %d)", bound, params.max_tokens,
+                        request.problem_id, prompt)  # fmt: skip
+        longest = min(window, bound)
+        return None if longest == sys.maxsize else longest
 
     def _count(self, tree: Tree, expander: Expander) -> None:
         counts = self.counts
@@ -180,6 +203,16 @@ def check_one_solution(params: SamplingParams) -> None:
         raise BadInput(f"params.n={params.n}: a search draws as many samples as search.method says and answers each "
                        "problem with one of them: set params.n=1 (run_stage.py -cn values/list_responses lists all "
                        "responses of its trees; another seed= and output= is another search)")  # fmt: skip
+
+
+def check_has_golds(scorer: Scorer, problems: Mapping[str, Problem]) -> None:
+    """Raise BadInput where the scorer reads the gold answer and a problem has none: all its states would be worth 0."""
+    if not reads_gold(name_of(scorer)):
+        return
+    if missing := [name for name, problem in problems.items() if not problem.gold]:
+        raise BadInput(f"{len(missing)} of {len(problems)} problems, the first is {missing[0]}, have no gold answer, "
+                       f"which {name_of(scorer)} reads: leave them out, or choose "
+                       "another scorer@search.scorer")  # fmt: skip
 
 
 def trees_path(output: Path) -> Path:

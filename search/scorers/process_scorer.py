@@ -92,6 +92,11 @@ class ProcessScorer:
         """Return the one folder."""
         return {self.path: STEPS}
 
+    def longest(self) -> int:
+        """Return what the network takes, and the engines, where these score."""
+        limit = positions_of(load_config(self.path))
+        return limit if self.engines is None else min(limit, self.engines.max_length)
+
     def _compute(self, rows: list[StepTokens]) -> list[list[float]]:
         limit = positions_of(load_config(self.path))
         for row in rows:

@@ -1,9 +1,12 @@
 """Any reward of rewards/ as a score of a state, read as the solution so far: an outcome reward model, verifiers, the
 graded answer."""
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from espalier.data.records import Trajectory
+from espalier.models.load import positions_of
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
@@ -28,8 +31,14 @@ class RewardScorer:
     def models(self) -> dict[str, str]:
         """Return the folders of the reward's networks; rewards themselves refuse models of other ends when they are
         built."""
-        networks = self.reward.networks() if isinstance(self.reward, HoldsModels) else {}
-        return {str(network.config.name_or_path): "" for network in networks.values()}
+        return {str(network.config.name_or_path): "" for network in self._networks()}
+
+    def longest(self) -> int:
+        """Return what the shortest network of the reward takes."""
+        return min((positions_of(network.config) for network in self._networks()), default=sys.maxsize)
+
+    def _networks(self) -> list[Any]:
+        return list(self.reward.networks().values()) if isinstance(self.reward, HoldsModels) else []
 
     async def open(self) -> None:
         """The reward is loaded when it is built."""

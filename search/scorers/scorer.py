@@ -40,6 +40,9 @@ class HoldsNetworks(Protocol):
         """Return, by folder or hub name, at the ends of what their heads are read (`data.training_layout`: steps or
         responses); "" of a network without such a head."""
 
+    def longest(self) -> int:
+        """Return how many tokens of prompt and response all of them take."""
+
 
 @runtime_checkable
 class ComputesScores(Protocol):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
+from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem
+from espalier.data.search_tree import SearchTree
 from espalier.data.steps import Decoder, StepTokens
 from espalier.data.verification import VerifierFormat
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
@@ -19,7 +22,9 @@ from espalier.rewards.generative_verifier import GenerativeVerifierReward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import score_step_tokens
-from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.client import Refused, SampleRequest, SamplingParams
+from espalier.search.budget import Budget
+from espalier.search.client import Search, trees_path
 from espalier.search.expander import Expander, StepCuts
 from espalier.search.methods.samples import Samples
 from espalier.search.methods.step_beam import StepBeam
@@ -34,7 +39,7 @@ from espalier.search.scorers.reward_scorer import RewardScorer
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
 from tests.support.exact_cases import HoldsLetter, sharp_network
-from tests.support.search_cases import TableSampler, TableScorer, searched
+from tests.support.search_cases import LastNumber, TableSampler, TableScorer, searched
 from tests.support.token_scorer import Engines
 
 Make = Callable[..., TableSampler]
@@ -136,6 +141,54 @@ def test_a_state_longer_than_the_reward_model_takes_is_refused(sampler: Make, ti
     asyncio.run(scorer.open())
     with pytest.raises(BadInput, match=r"has \d+ tokens, and the reward model .* takes 5: set params.max_tokens"):
         searched(sampler(), StepBeam(2, 8), scorer)
+
+
+def test_responses_end_where_the_scorers_model_has_no_more_room(
+    sampler: Make, tokenizer: Any, tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = load_process_reward(str(tiny_prm))
+    network.config.max_position_embeddings = 8
+    network.save_pretrained(tmp_path / "short")
+    tokenizer.save_pretrained(tmp_path / "short")
+    names, prompt = ("p0", "p1"), [5, 6, 7]
+    scorer, params = ProcessScorer(str(tmp_path / "short")), SamplingParams(1, 1.0, 64)
+    search = Search(StepBeam(2, 8), scorer, Budget(), StepCuts())
+    problems = {name: Problem(name, "a a a", "1") for name in names}
+    search.prepare(LastNumber(), tokenizer, problems, params, tmp_path / "found.jsonl", set())
+
+    async def run() -> None:
+        await search.open()
+        for name in names:
+            await search.by(sampler()).sample(SampleRequest(name, "abc", prompt, problem_id=name), params)
+        with pytest.raises(Refused, match="prompt of 8 tokens leaves no room in the scorer's model, which takes 8"):
+            await search.sample(SampleRequest("p0", "abc", [*range(5, 13)], problem_id="p0"), params)
+        await search.close()
+
+    asyncio.run(run())
+    ways = [(tree, tree.way(node)) for tree in read_records(SearchTree, trees_path(tmp_path / "found.jsonl"))
+            for node in range(1, len(tree.parents))]  # fmt: skip
+    assert max(sum(len(tree.step_ids[node]) for node in way) for tree, way in ways) == 5
+    assert any(tree.endings[way[-1]] == "length" for tree, way in ways)
+    assert caplog.text.count("the scorer's model takes 8 tokens of prompt and response") == 1
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reads"),
+    [
+        (RewardScorer(OutcomeReward()), True),
+        (CompletionsScorer(), True),
+        (CompletionsScorer(4, True), False),
+        (RandomScorer(), False),
+    ],
+)
+def test_a_scorer_that_reads_the_gold_answer_is_refused_where_a_problem_has_none(
+    scorer: Any, reads: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    problems = {name: Problem(name, "a a a", gold) for name, gold in (("p0", "1"), ("p1", ""), ("p2", ""))}
+    search = Search(StepBeam(2, 8), scorer, Budget(), StepCuts())
+    refused = pytest.raises(BadInput, match="2 of 3 problems, the first is p1, have no gold answer")
+    with refused if reads else nullcontext():
+        search.prepare(LastNumber(), tokenizer, problems, SamplingParams(1, 1.0, 64), tmp_path / "x.jsonl", set())
 
 
 def test_a_model_that_looks_published_is_warned_of(
