@@ -157,9 +157,9 @@ def test_responses_end_where_the_scorers_model_has_no_more_room(
     search.prepare(LastNumber(), tokenizer, problems, params, tmp_path / "found.jsonl", set())
 
     async def run() -> None:
-        await search.open()
+        await search.by(sampler()).open()
         for name in names:
-            await search.by(sampler()).sample(SampleRequest(name, "abc", prompt, problem_id=name), params)
+            await search.sample(SampleRequest(name, "abc", prompt, problem_id=name), params)
         with pytest.raises(Refused, match="prompt of 8 tokens leaves no room in the scorer's model, which takes 8"):
             await search.sample(SampleRequest("p0", "abc", [*range(5, 13)], problem_id="p0"), params)
         await search.close()
