@@ -21,6 +21,15 @@ def last_line_says(pattern: re.Pattern[str], response: str) -> str | None:
     return said.pop() if len(said) == 1 else None
 
 
+_SCORE = re.compile(r"Score: (10|[0-9])")
+
+
+def parse_score(response: str) -> float | None:
+    """Return the score of an answer in [0, 1]; None where its last line is none, or another line says another one."""
+    said = last_line_says(_SCORE, response)
+    return None if said is None else int(said) / 10
+
+
 def last_line_agrees(name: str, response: str) -> bool | None:
     """Return whether the last line says "`name`: yes" or "`name`: no"; None where it says neither."""
     said = last_line_says(re.compile(rf"{name}: (yes|no)"), response)

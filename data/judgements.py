@@ -1,6 +1,7 @@
 """What a judge said: one record an answer, with the verdict read from it and the answer as it came.
 
 pair judgement   `{pair}/{order}/{vote}`    order `ab`: the pair's first solution was shown first, `ba`: last
+rating           `{row}/{side}-{place}/{vote}`    side: `chosen` or `rejected`, place: from 0 in that list
 step judgement   `{trajectory}/{vote}`
 verification     `{trajectory}/{vote}`, or `{trajectory}#{steps}/{vote}` of its first steps
 """
@@ -35,6 +36,25 @@ class PairJudgement:
         if self.answer not in VERDICTS[:2]:
             return None
         return (self.answer == "first") == (self.order == "ab")
+
+
+@dataclass(frozen=True)
+class ResponseRating:
+    """How good a judge takes one response to be, by itself."""
+
+    id: str
+    """`{row}/{side}-{place}/{vote}`"""
+    row_id: str
+    """the row of a reward-model benchmark"""
+    side: str
+    """chosen or rejected: the list of the row that holds the response"""
+    place: int
+    """of the response in that list, from 0"""
+    rating: float | None
+    """in [0, 1]; null where the answer ends in none"""
+    response: str
+    """the judge's text"""
+    finish_reason: str
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Which problems a model was trained on: `training_problems.json` in its folder, hashes of their ids.
 
 A reward model flatters what it was trained on: its scores of those problems say less about a step than about its
-memory. So the folder of a model trained on steps or pairs says which problems these were, those of the model of its
-kind that it started from included, and whoever scores with it can tell.
+memory. So the folder of a model trained on steps, pairs or outcomes says which problems these were, those of the
+model of its kind that it started from included, and whoever scores with it can tell.
 """
 
 import hashlib

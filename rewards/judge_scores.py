@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from espalier.data.asked_texts import AskedText, Asks, WrittenText
-from espalier.data.judge_texts import check_template, fill, last_line_says
+from espalier.data.judge_texts import check_template, fill, parse_score
 from espalier.data.process_data.published import content_key
 from espalier.data.records import BadInput, Trajectory
 from espalier.rewards.written_verdicts import Votes
@@ -31,14 +31,7 @@ END {mark}
 Say in a few sentences what is right and what is wrong. Then end with one line that is exactly "Score: N", where N is \
 a whole number from 0 (wrong) to 10 (right in every step)."""
 
-_SCORE = re.compile(r"Score: (10|[0-9])")
 _SPEAKS_OF = re.compile(r"score\W{0,3}\d|\b(END|BEGIN) [0-9a-f]{16}\b", re.IGNORECASE)
-
-
-def parse_score(response: str) -> float | None:
-    """Return the score of an answer in [0, 1]; None where its last line is none, or another line says another one."""
-    said = last_line_says(_SCORE, response)
-    return None if said is None else int(said) / 10
 
 
 class JudgeScores:

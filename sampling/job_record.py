@@ -23,7 +23,7 @@ MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the
 HOW = ("client", "server", "engine", "max_failed_share", "pilot", "tracking", "concurrency", "stall_seconds")
 
 # How rows say that what was asked for could not be read: what the record kinds of data/ call it.
-_READ = ("answer", "text", "answers", "probability", "is_equivalent", "claims", "is_supported")
+_READ = ("answer", "text", "answers", "probability", "is_equivalent", "claims", "is_supported", "rating")
 _UNREAD = tuple(f'"{name}":null'.encode() for name in _READ)
 
 

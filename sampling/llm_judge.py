@@ -221,7 +221,8 @@ class RankedResponseRequests(PairRequests):
         many = next((row.id for row in found if len(row.chosen) + len(row.rejected) > 2), None)
         if many is not None:
             raise BadInput(
-                f"{self.rows}: '{many}' has more than two responses: a judge of pairs cannot be asked about it"
+                f"{self.rows}: '{many}' has more than two responses: a judge of pairs cannot be asked about it: have "
+                "each response rated (api/openai/rate_responses)"
             )
         return [SolutionPair(row.id, row.id, row.prompt, row.chosen[0], row.rejected[0]) for row in found]
 

@@ -74,7 +74,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[Sequence[Any], Seque
     check_amount(examples, config.update.batch_size)
     check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
     check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))
-    check_benchmarks(examples, config.held_out_benchmarks, tokenizer, str(config.examples.get("path")))
+    check_benchmarks(examples, config.held_out_benchmarks, tokenizer, str(config.examples.get("path", "examples")))
     if config.debug:
         show_examples(chain(examples, eval_examples), tokenizer)
     return examples, eval_examples

@@ -2,11 +2,13 @@
 `data.seen_responses`, and how its rows are laid out; rows of a benchmark among them are refused."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from espalier.data.examples.stored_examples import column_of
-from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.jsonl import read_records
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import BadInput
@@ -66,9 +68,30 @@ def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, mode
         write_training_layout(folder, layout)
 
 
+def learnt_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
+    """Return the hashes of what is imitated: of every demonstration or conversation each run of tokens that the loss
+    reads; of other examples nothing."""
+    runs = {run for example in examples if isinstance(example, TokenExample) for run in _learnt_runs(example)}
+    decode = Decoder(tokenizer)
+    return {response_hash(decode(ids)) for ids in runs}
+
+
+def _learnt_runs(example: TokenExample) -> Iterator[tuple[int, ...]]:
+    ids = example.ids[example.prompt_length :]
+    is_read = [weight != 0 for weight in example.weights or [1.0] * len(ids)]
+    for is_learnt, run in groupby(zip(is_read, ids, strict=True), itemgetter(0)):
+        if is_learnt:
+            yield tuple(token for _, token in run)
+
+
 def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: Any, path: str) -> None:
-    """Raise BadInput where rows of a benchmark are among the examples of `path`."""
-    hashes = trained_responses(examples, tokenizer) if files else set()
+    """Raise BadInput where rows of a benchmark are among the examples of `path`, and where these hold no responses that
+    could be compared with rows."""
+    if not files:
+        return
+    if any(isinstance(example, StepExample) for example in examples):
+        raise BadInput(f"held_out_benchmarks compares whole responses, and {path} holds steps: leave it out")
+    hashes = trained_responses(examples, tokenizer) | learnt_responses(examples, tokenizer)
     for file in files:
         rows = read_records(RankedResponses, file)
         if seen := seen_rows(rows, hashes):

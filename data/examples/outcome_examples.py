@@ -38,20 +38,18 @@ class JudgedResponse:
     """token ids of the completion and its end token where it is tokenised already; else empty"""
 
 
-def with_mismatched(
-    examples: list[OutcomeExample], problem_ids: Sequence[str], max_length: int, path: str
-) -> list[OutcomeExample]:
+def with_mismatched(examples: list[OutcomeExample], max_length: int, path: str) -> list[OutcomeExample]:
     """Return each example with a response to another problem, cut where it would pass `max_length` tokens.
 
     Sorted by problem and shifted by the size of the largest problem, so that every response is lent once and never
     within its problem. Raises BadInput where one problem has more than half of the examples.
     """
-    sizes = Counter(problem_ids)
+    sizes = Counter(example.problem_id for example in examples)
     problem, size = max(sizes.items(), key=lambda item: item[1])
     if 2 * size > len(examples):
         raise BadInput(f"{path}: {size} of {len(examples)} responses are to problem '{problem}': at most half may be, "
                        "else there is no response to another one to compare with")  # fmt: skip
-    order = sorted(range(len(examples)), key=lambda index: (problem_ids[index], index))
+    order = sorted(range(len(examples)), key=lambda index: (examples[index].problem_id, index))
     mismatched = list(examples)
     for place, index in enumerate(order):
         lender = examples[order[(place + size) % len(order)]]
@@ -61,12 +59,7 @@ def with_mismatched(
 
 
 def finish_outcomes(
-    examples: list[OutcomeExample],
-    problem_ids: Sequence[str],
-    path: str,
-    max_length: int,
-    balanced_classes: int,
-    has_mismatched: bool,
+    examples: list[OutcomeExample], path: str, max_length: int, balanced_classes: int, has_mismatched: bool
 ) -> list[OutcomeExample]:
     """Do what both sources share, in this order: leave out the long, weigh the classes, lend responses.
 
@@ -80,13 +73,12 @@ def finish_outcomes(
             raise BadInput(f"{path}: the label of '{example.id}' must be in [0, 1], got {example.value}")
         if example.prompt_length < 1 or example.prompt_length >= len(example.ids):
             raise BadInput(f"{path}: '{example.id}' has no prompt or no response tokens")
-    problem_of = {example.id: problem for example, problem in zip(examples, problem_ids, strict=True)}
     examples = keep_short(examples, max_length, path)
     if balanced_classes:
         weights = class_weights([example.value for example in examples], balanced_classes)
         examples = [replace(example, weight=weight) for example, weight in zip(examples, weights, strict=True)]
     if has_mismatched:
-        examples = with_mismatched(examples, [problem_of[example.id] for example in examples], max_length, path)
+        examples = with_mismatched(examples, max_length, path)
     return examples
 
 
@@ -111,7 +103,7 @@ class TrajectoryOutcomeExamples:
 
         Raises BadInput where a row is malformed, or `finish_outcomes` does.
         """
-        examples, problem_ids = [], []
+        examples = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         records = of_part(read_records(Trajectory, self.path), self)
         num_repeated = 0
@@ -122,11 +114,10 @@ class TrajectoryOutcomeExamples:
                 continue
             seen.add(key)
             ids = record.prompt_ids + record.response_ids
-            examples.append(OutcomeExample(record.id, ids, len(record.prompt_ids), float(record.is_correct)))
-            problem_ids.append(record.problem_id)
+            value, problem = float(record.is_correct), record.problem_id
+            examples.append(OutcomeExample(record.id, ids, len(record.prompt_ids), value, problem_id=problem))
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
-        rest = (self.path, self.max_length, self.balanced_classes, self.has_mismatched)
-        return finish_outcomes(examples, problem_ids, *rest)
+        return finish_outcomes(examples, self.path, self.max_length, self.balanced_classes, self.has_mismatched)
 
 
 @dataclass(frozen=True)
@@ -146,12 +137,12 @@ class JudgedResponseExamples:
         records = of_part(read_records(JudgedResponse, self.path), self)
         encoded = self._encoded(tokenizer, records)
         examples = [
-            OutcomeExample(record.id, tokens.ids, tokens.prompt_length, float(record.label))
+            OutcomeExample(
+                record.id, tokens.ids, tokens.prompt_length, float(record.label), problem_id=record.problem_id
+            )
             for record, tokens in zip(records, encoded, strict=True)
         ]
-        problem_ids = [record.problem_id for record in records]
-        rest = (self.path, self.max_length, self.balanced_classes, self.has_mismatched)
-        return finish_outcomes(examples, problem_ids, *rest)
+        return finish_outcomes(examples, self.path, self.max_length, self.balanced_classes, self.has_mismatched)
 
     def _encoded(self, tokenizer: Any, records: Sequence[JudgedResponse]) -> list[TokenExample]:
         """Return the tokens of each record. Raises BadInput where ids of a prompt or of a completion are missing."""

@@ -67,6 +67,7 @@ class OutcomeExample:
     """`ids` [T] of a prompt and a response from token `prompt_length` on; `value` in [0, 1] judges the response.
 
     `weight` weighs the example. `mismatched_ids`: a response to another prompt, for objectives that compare.
+    `problem_id` says where the response comes from and is no part of the example.
     """
 
     id: str
@@ -75,6 +76,7 @@ class OutcomeExample:
     value: float
     weight: float = 1.0
     mismatched_ids: list[int] = field(default_factory=list)
+    problem_id: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True)

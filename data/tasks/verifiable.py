@@ -13,7 +13,7 @@ Files are JSON lines, JSON or Parquet. A row's `id` is kept where all have one; 
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from espalier.data.records import Problem
@@ -29,11 +29,14 @@ GOLDS = ("ground_truth", "gold", "answer")
 
 @dataclass(frozen=True)
 class VerifiableProblems(PublishedTask):
-    """`verifier`: of rows that name none; `rename`: name in the data → verifier (`{ifeval_old: ifeval}`)."""
+    """`verifier`: of rows that name none; `rename`: name in the data, in any case of letters → verifier (`{ifeval_old:
+    ifeval}`)."""
 
     kind: str = "verifiers"
     verifier: str = ""
     rename: Mapping[str, str] = field(default_factory=dict)
+    _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """the names that rows were read with, in small letters"""
 
     name = "verifiable"
     remedy: ClassVar[str] = "a row needs a question and its verifiers (docs/verifiers.md), or set task.verifier=NAME"
@@ -42,13 +45,17 @@ class VerifiableProblems(PublishedTask):
     }
 
     def problems(self, split: str) -> list[Problem]:
-        """Return the problems of a split; one line says how many of them no text can answer."""
+        """Return the problems of a split; one line says how many of them no text can answer, and one which names of
+        `rename` no row has."""
         found = super().problems(split)
         num = sum(bool(problem.info.get(_UNGRADED)) for problem in found)
         if num:
             log.warning("%s/%s: %d of %d rows have no verifier of a weight above 0 that judges a text: "
                         "reward=verifiers scores them, and no response to them is ever graded right",
                         self.name, split, num, len(found))  # fmt: skip
+        if idle := [name for name in self.rename if name.lower() not in self._read]:
+            log.warning("%s/%s: task.rename names verifiers that no row has: %s (rows have %s)", self.name, split,
+                        ", ".join(idle), ", ".join(sorted(self._read)) or "none")  # fmt: skip
         return found
 
     def problem(self, row: Row) -> Problem:
@@ -56,7 +63,7 @@ class VerifiableProblems(PublishedTask):
 
         Raises BadRow on a verifier that does not exist, or whose ground truth is no use.
         """
-        checks = [Check(self.rename.get(one.name, one.name), *_rest(one)) for one in read_checks(row, self.verifier)]
+        checks = [replace(one, name=self._renamed(one.name)) for one in read_checks(row, self.verifier)]
         gold = write_checks(checks)
         info = {"subject": row.text("source", default="") or "+".join(dict.fromkeys(one.name for one in checks))}
         if is_never_right(gold):
@@ -64,6 +71,10 @@ class VerifiableProblems(PublishedTask):
         identity = row.fields.get("id")
         named = str(identity) if isinstance(identity, str | int) and not isinstance(identity, bool) else ""
         return Problem(named, read_question(row, self.template.system), gold, info)
+
+    def _renamed(self, name: str) -> str:
+        self._read.add(name.lower())
+        return next((new for old, new in self.rename.items() if old.lower() == name.lower()), name)
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
         """Return the problem with its own id where it has one that is new, else with that of its row."""
@@ -73,10 +84,6 @@ class VerifiableProblems(PublishedTask):
             raise BadRow(f"the id {problem.id!r} is that of another row")
         taken.add(problem.id)
         return problem
-
-
-def _rest(check: Check) -> tuple[Any, float]:
-    return check.ground_truth, check.weight
 
 
 def read_question(row: Row, system: str = "", names: Sequence[str] = _QUESTIONS) -> str:

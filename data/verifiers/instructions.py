@@ -131,10 +131,16 @@ def has_bullets(text: str, num_bullets: int) -> bool:
 
 
 def has_choice(text: str, options: str | Sequence[str] = _CHOICES) -> bool:
-    """One of the answers that the prompt offers stands in the response."""
-    offered = re.split(r"\s*[,/]\s*|\s+or\s+", options) if isinstance(options, str) else options
-    offered = [option.strip(" \"'()") for option in offered]
-    return any(re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE) for option in offered if option)
+    """One of the answers that the prompt offers stands in the response, with its bracket where it has one (`a)` is no
+    `a`), or is all of it, bracket or not."""
+    offered = re.split(r"\s*[,/]\s*(?:or\s+)?|\s+or\s+", options) if isinstance(options, str) else options
+    offered = [option.strip(" \"'") for option in offered]
+    stands = (re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE) for option in offered if option)
+    return any(stands) or _bare(text) in {_bare(option) for option in offered} - {""}
+
+
+def _bare(text: str) -> str:
+    return text.strip(" \n\"'().*").lower()
 
 
 def has_highlights(text: str, num_highlights: int) -> bool:
@@ -144,8 +150,10 @@ def has_highlights(text: str, num_highlights: int) -> bool:
 
 
 def has_sections(text: str, section_spliter: str, num_sections: int, relation: str = "at least") -> bool:
-    """So many sections that begin with the word and a number (`Section 1`)."""
-    return holds(len(re.findall(rf"(?<!\w){re.escape(section_spliter)}\s?\d+", text)), relation, num_sections)
+    """So many sections that begin with the word and a number (`Section 1`); a word that ends with a sign (`Section:`)
+    needs no number."""
+    number = r"\s?\d+" if section_spliter[-1:].isalnum() else ""
+    return holds(len(re.findall(rf"(?<!\w){re.escape(section_spliter)}{number}", text)), relation, num_sections)
 
 
 def is_json(text: str) -> bool:

@@ -4,8 +4,8 @@
 - **log-ratio**: `model` is a policy and `reference` another, or the model is a folder of `models.log_ratio_reward`; the
   score is the sum over the response's tokens of log pi - log pi_ref (DPO's implicit reward, Rafailov et al. 2023), with
   `aggregate=average` its mean per token. `reference` null with `is_reference_free` takes log pi alone;
-- **judge**: `judgements` of a model that was asked about each row in both orders (`requests=judge_responses`): a side's
-  score is its share of the verdicts, a tie half for each, so that a judge who goes by the place is a tie.
+- **judge**: `judgements` of a model that was asked about each row in both orders (`requests=judge_responses`), or that
+  rated each response by itself (`requests=rate_responses`): `pipeline.evaluation.judged_responses`.
 
 A model that was trained on rows of the file is refused (`data.seen_responses`): its accuracy would be memory.
 
@@ -17,8 +17,7 @@ command, to the same bytes. Several ranks take turns with the batches; each of t
 """
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,6 @@ from typing import Any, ClassVar
 
 from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
 from espalier.data.jsonl import file_sha256
-from espalier.data.judgements import PairJudgement
 from espalier.data.prompts import encode_text
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput
@@ -35,6 +33,7 @@ from espalier.data.seen_responses import is_seen, read_training_responses
 from espalier.data.sources import BadRow
 from espalier.data.steps import StepTokens
 from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, read_training_layout
+from espalier.pipeline.evaluation.judged_responses import judge_scores, judgement_kind
 from espalier.pipeline.evaluation.response_rows import KeptBatch, ResponseRows
 from espalier.pipeline.evaluation.response_scorers import EngineHead, NetworkScorer
 from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
@@ -44,7 +43,6 @@ from espalier.runtime.run_dir import model_fingerprint
 
 log = logging.getLogger("stage")
 AGGREGATES = ("sum", "average")
-_WORTH = {"first": 1.0, "tie": 0.5, "second": 0.0}
 _ROWS, _JUDGEMENTS = range(2)  # files of the index
 
 
@@ -68,25 +66,6 @@ def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[Step
         prompt_ids = encode_text(tokenizer, row.prompt, place)
         ids = [(prompt_ids, ended_response(tokenizer, prompt_ids, text)) for text in texts]
     return [StepTokens(prompt, response, [len(response)], name=place) for prompt, response in ids]
-
-
-def judged_scores(row: RankedResponses, judgements: Sequence[PairJudgement]) -> ResponseScores:
-    """Return the shares of a row's verdicts for each side; no scores where no verdict of one of the orders can be read.
-    Raises BadInput on a row with more than two responses, and without judgements in both orders."""
-    if len(row.chosen) != 1 or len(row.rejected) != 1:
-        raise BadInput(f"'{row.id}' has more than two responses: a judge of pairs cannot score it")
-    answers: dict[str, list[str | None]] = defaultdict(list)
-    for judgement in judgements:
-        answers[judgement.order].append(judgement.answer)
-    if len(answers) < 2:
-        raise BadInput(f"'{row.id}' has no judgements in both orders: judge these rows")
-    means = []
-    for votes in answers.values():
-        read = [_WORTH[vote] for vote in votes if vote is not None]
-        means += [sum(read) / len(read)] if read else []
-    share = sum(means) / 2 if len(means) == 2 else None
-    sides = ([], []) if share is None else ([share], [1 - share])
-    return ResponseScores(row.id, row.subset, *sides)
 
 
 @dataclass(frozen=True)
@@ -140,11 +119,12 @@ class ScoreResponses:
     def _judged(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         with ProblemRows(context.output) as rows:
             rows.add(RankedResponses, input_path, group="id")
-            rows.add(PairJudgement, self.judgements, group="pair_id")
+            kind, group = judgement_kind(self.judgements)
+            rows.add(kind, self.judgements, group=group)
             num_without = 0
             for row in rows.in_order(_ROWS):
-                own = [one for one in rows.rows(_JUDGEMENTS, hash_of(row.id)) if one.pair_id == row.id]
-                found = judged_scores(row, own)
+                own = [one for one in rows.rows(_JUDGEMENTS, hash_of(row.id)) if getattr(one, group) == row.id]
+                found = judge_scores(row, own)
                 num_without += not found.chosen
                 yield found
             context.counts["without_verdict"] = num_without

@@ -38,7 +38,7 @@ PAGE = (
             ("data/records.py", ("AnnotatedSolution",)),
             ("data/examples/token_examples.py", ("WeightedResponse",)),
             ("data/examples/outcome_examples.py", ("JudgedResponse",)),
-            ("data/judgements.py", ("PairJudgement", "StepJudgement", "Verification")),
+            ("data/judgements.py", ("PairJudgement", "ResponseRating", "StepJudgement", "Verification")),
             ("data/reader_answers.py", ("WrittenText", "ExtractedAnswers", "AnswerProbability", "AnswerEquivalence")),
             ("data/claims.py", ("ListedClaims", "SourceDocument", "ClaimCheck")),
             ("data/forecasts.py", ("AnswerForecast", "CheckedClaim")),

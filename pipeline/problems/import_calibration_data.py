@@ -115,7 +115,9 @@ class ImportCalibrationData:
         identity = str(row.fields["question_id"])
         if self.target in SFT_COLUMNS:
             value = row.fields[SFT_COLUMNS[self.target]]
-            completion = text_list(value)[0] if self.target == "first_sample" else row.text(SFT_COLUMNS[self.target])
+            texts = text_list(value) if self.target == "first_sample" else [row.text(SFT_COLUMNS[self.target])]
+            if not texts or not (completion := texts[0]).strip():
+                raise BadRow("there is no text to imitate")
             yield Demonstration(identity, row.text("paragraph_generation_prompt") + "\n", completion.strip())
             return
         if identity not in questions:

@@ -3,10 +3,12 @@
 Texts that are missing are left out and counted; of several votes the first with a text is taken.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from espalier.data.answers.short_answers import golds, normalise
 from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.reader_answers import WrittenText
@@ -28,6 +30,12 @@ def first_texts(path: str, noun: str) -> dict[str, WrittenText]:
     return found
 
 
+def _holds(request: str, answer: str) -> bool:
+    """Say whether an answer stands in a request as words of its own; one that is an article ("A") is in all of them."""
+    found = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", request, re.IGNORECASE)
+    return found is not None and bool(normalise(answer))
+
+
 @dataclass(frozen=True)
 class UseRequests:
     """Input: requests of the task's `split`. A request that contains the answer is left out, and counted."""
@@ -46,8 +54,7 @@ class UseRequests:
             if problem.id not in texts:
                 continue
             request = str(texts[problem.id].text)
-            names = [problem.gold] if isinstance(problem.gold, str) else problem.gold
-            if any(name.strip() and name.lower() in request.lower() for name in names):
+            if any(_holds(request, name) for name in golds(problem.gold)):
                 num_revealing += 1
                 continue
             info: dict[str, Any] = {**problem.info, "question": problem.question}

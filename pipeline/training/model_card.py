@@ -52,7 +52,8 @@ class Figure:
 class ModelFacts:
     """What is known of a model: `kind` (of the constants above), `base` it was trained from, the `config` of its run,
     `commit` and `versions` of the code, `data`: (name, SHA-256, counts) of each file it was trained on, "" and {} of
-    one that changed since. A model of another toolkit has its kind alone."""
+    one that changed since, `tracked`: its W&B run as PROJECT/ID, "" without one. A model of another toolkit has its
+    kind alone."""
 
     kind: str
     model_type: str
@@ -61,6 +62,7 @@ class ModelFacts:
     commit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     data: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    tracked: str = ""
 
 
 def read_facts(model: Path) -> ModelFacts:
@@ -80,7 +82,14 @@ def read_facts(model: Path) -> ModelFacts:
         str(origin.get("commit", "")),
         origin.get("versions") or {},
         [_data(Path(path), digest) for path, digest in (origin.get("inputs") or {}).items() if _is_data(path)],
+        _tracked(run, config),
     )
+
+
+def _tracked(run: Path, config: Mapping[str, Any]) -> str:
+    path = run / "wandb_id"
+    project = (config.get("tracking") or {}).get("project", "")
+    return f"{project}/{path.read_text().strip()}" if config and path.is_file() else ""
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -292,6 +301,8 @@ def _trained(facts: ModelFacts, data_repository: str) -> str:
     settings = {key: facts.config[key] for key in _SHOWN if facts.config.get(key) not in (None, {}, "")}
     parts.append(f"```yaml\n{yaml.safe_dump(without_folders(settings), sort_keys=False)}```")
     code = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    if facts.tracked:
+        parts.append(f"Its curves: W&B run `{facts.tracked}`.")
     parts.append(f"Espalier {facts.commit or 'of an unknown commit'}" + (f"; {code}." if code else "."))
     return "\n\n".join(parts)
 

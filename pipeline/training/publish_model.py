@@ -28,6 +28,8 @@ from espalier.pipeline.training.model_card import (
 from espalier.runtime.manifest import MANIFEST, find_damage, weight_files
 
 log = logging.getLogger("stage")
+PUBLISHED = "published.jsonl"
+"""Beside a run's config: where its model went, so that the run leads to the hub as the card leads to the run."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,11 @@ class PublishModel:
             known = {digest for _, digest, _ in facts.data}
             for path in (path for path in self.data if file_sha256(path) not in known):
                 log.warning("%s is not what the model's run was trained on, as far as its provenance.yaml says", path)
-            context.counts["commit"] = self._publish(folder, card, facts.config)
+            context.counts["commit"] = commit = self._publish(folder, card, facts.config)
+            if facts.config:
+                said = {"repository": self.repository, "commit": commit, "data_repository": self.data_repository}
+                with (folder.parent / PUBLISHED).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(said) + "\n")
         return card
 
     def _publish(self, folder: Path, card: str, config: Mapping[str, Any]) -> str:

@@ -95,8 +95,8 @@ class TrainConfig:
     eval_examples: Any = None
     """what is evaluated on; null: nothing"""
     held_out_benchmarks: Any = field(default_factory=list)
-    """files of `evaluation/import_comparisons` whose rows must not be trained on: a run whose preferences or judged
-    responses hold some is refused"""
+    """files of `evaluation/import_comparisons` whose rows must not be trained on: a run whose preferences, judged
+    responses, demonstrations or conversations hold some is refused, and one on steps, which cannot be compared"""
     max_steps: int = 0
     """optimizer steps of the run; 0: as many as `num_epochs` takes"""
     num_epochs: float = 1.0

@@ -83,6 +83,13 @@ def test_the_three_targets_of_sft_read_their_own_columns(tmp_path: Path) -> None
         assert (made.prompt, made.completion) == ("Write about Ana.\n", completion)
 
 
+@pytest.mark.parametrize("texts", ["[]", "['']"])
+def test_a_list_without_a_text_to_imitate_is_malformed(texts: str, tmp_path: Path) -> None:
+    row = {"question_id": "tc_1", "paragraph_generation_prompt": "Write.", "icl_generated_paragraphs": texts}
+    made, counts = imported(tmp_path, "first_sample", [row, {**row, "icl_generated_paragraphs": "['First.']"}])
+    assert ([one.completion for one in made], counts["malformed"]) == (["First."], 1)
+
+
 def test_lists_are_literals_and_never_evaluated() -> None:
     assert text_list("['a', \"b's\"]") == text_list(["a", "b's"]) == ["a", "b's"]
     assert number_list("[0.5, nan, 2, -1, 1]") == [0.5, None, None, None, 1.0]

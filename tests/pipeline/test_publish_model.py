@@ -77,6 +77,13 @@ def test_a_card_says_kind_base_data_settings_figures_and_names_no_folder_of_this
         assert folder not in card
 
 
+def test_a_card_names_the_tracked_run(run: Path) -> None:
+    assert "W&B" not in card_of(run)
+    (run.parent / "wandb_id").write_text("00ff\n")
+    (run.parent / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "tracking": {"project": "prms"}}))
+    assert "Its curves: W&B run `prms/00ff`." in card_of(run)
+
+
 def test_the_code_on_a_card_runs(run: Path) -> None:
     """With the folder in place of the repository's name."""
     card = card_of(run, repository="").replace('load_prm("prm")', f'load_prm("{run}")')
@@ -271,6 +278,8 @@ def test_model_card_run_and_data_reach_the_hub_and_name_one_another_and_the_toke
     assert "[ada/prm](https://huggingface.co/ada/prm)" in data["README.md"].decode()
     assert model["README.md"].decode() == (run.parent / "card.md").read_text()
     assert yaml.safe_load(model["run/config.yaml"])["examples"]["path"] == "step_values.jsonl"
+    assert json.loads((run.parent / "published.jsonl").read_text()) == {
+        "repository": "ada/prm", "commit": "abc", "data_repository": "ada/values"}  # fmt: skip
     assert hub.tokens == {"Bearer hf_secret_of_ada"}
     written = [path.read_bytes() for path in work.rglob("*") if path.is_file()]
     assert not any(b"hf_secret_of_ada" in text for text in [*written, *model.values(), *data.values()])

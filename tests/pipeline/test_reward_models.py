@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.judgements import PairJudgement
+from espalier.data.judgements import PairJudgement, ResponseRating
 from espalier.data.predictions import PairRewards, RewardPrediction
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput, PreferencePair, Trajectory
@@ -26,19 +26,21 @@ from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
+from espalier.pipeline.evaluation.judged_responses import judged_scores
 from espalier.pipeline.evaluation.measure_reward_model import (
     MeasureRewardModel,
     ScoredPair,
     pair_figures,
     response_figures,
 )
-from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row, judged_scores
+from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row
 from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.engine_scores import ScoresDiffer
 from espalier.rewards.outcome_model import last_logits
 from espalier.rewards.true_reward import TrueReward
 from espalier.sampling.client import Sample
+from espalier.sampling.judge_ratings import RatingRequests
 from espalier.sampling.llm_judge import RankedResponseRequests
 from tests.support.token_scorer import Engines
 
@@ -362,6 +364,42 @@ def test_a_judge_is_asked_about_each_row_in_both_orders(tmp_path: Path) -> None:
     write_records(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(BadInput, match="'s/1' has more than two responses: a judge of pairs cannot be asked about it"):
         requests.pairs()
+
+
+def test_a_judge_rates_rows_of_several_responses_and_a_row_with_an_unread_rating_has_no_scores(tmp_path: Path) -> None:
+    rows = [RankedResponses("a", "Math", "Q", ["good"], ["bad", "worse", "worst"]),
+            RankedResponses("Ties/tied:1", "Ties", "Q", ["one", "two"], ["none"])]  # fmt: skip
+    write_records(tmp_path / "rows.jsonl", rows)
+    requests = RatingRequests(rows=str(tmp_path / "rows.jsonl"))
+    asked = requests.load(NOTES, None)
+    assert [one.id for one in asked][:2] == ["a/chosen-0", "a/rejected-0"]
+    assert len(asked) == 7
+    assert len({one.prompt.partition("BEGIN ")[2][:16] for one in asked}) == 7  # a mark of its own
+    texts = {"a/chosen-0": ("Score: 9", "Score: 7"), "a/rejected-1": ("Score: 3", "no idea")}
+    said = [
+        rating
+        for one in asked
+        for rating in requests.records(
+            NOTES, None, one, [Sample(text, [], "stop") for text in texts.get(one.id, ("Score: 2", "Score: 2"))]
+        )
+    ]
+    write_records(tmp_path / "ratings.jsonl", said)
+    stage = ScoreResponses(judgements=str(tmp_path / "ratings.jsonl"))
+    first, second = stage.run(str(tmp_path / "rows.jsonl"), context())
+    assert (first.chosen, first.rejected) == ([pytest.approx(0.8)], [0.2, pytest.approx(0.3), 0.2])
+    assert (second.chosen, second.rejected) == ([0.2, 0.2], [0.2])
+    unread = [ResponseRating(row.id, row.row_id, row.side, row.place, None, "", "stop")
+              if row.id.startswith("a/rejected-1/") else row for row in said]  # fmt: skip
+    write_records(tmp_path / "ratings.jsonl", unread)
+    found = context()
+    first, second = ScoreResponses(judgements=str(tmp_path / "ratings.jsonl")).run(str(tmp_path / "rows.jsonl"), found)
+    assert (first.chosen, first.rejected, found.counts["without_verdict"]) == ([], [], 1)
+    write_records(tmp_path / "ratings.jsonl", [row for row in said if "rejected-2" not in row.id])
+    with pytest.raises(BadInput, match="'a' has ratings of 3 responses and 4 responses: rate these rows"):
+        list(ScoreResponses(judgements=str(tmp_path / "ratings.jsonl")).run(str(tmp_path / "rows.jsonl"), context()))
+    (tmp_path / "ratings.jsonl").write_text("")
+    with pytest.raises(BadInput, match="no judgements: have the rows judged first"):
+        list(ScoreResponses(judgements=str(tmp_path / "ratings.jsonl")).run(str(tmp_path / "rows.jsonl"), context()))
 
 
 def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) -> None:

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.data.examples.outcome_examples import (
+    JudgedResponse,
+    JudgedResponseExamples,
+    TrajectoryOutcomeExamples,
+)
 from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
@@ -154,3 +159,16 @@ def test_a_model_that_starts_from_one_that_does_not_say_its_problems_does_not_ei
     assert "does not say what it was trained on" in caplog.text
     write_training_problems(tmp_path, ["p"], str(tiny_policy), is_reward_model(str(tiny_policy)))
     assert read_training_problems(str(tmp_path)) == {problem_hash("p")}
+
+
+@pytest.mark.parametrize("kind", ["trajectories", "judged"])
+def test_a_model_of_outcomes_names_its_problems(kind: str, tiny_policy: Path, tokenizer: Any, tmp_path: Path) -> None:
+    rows = [replace(row, is_correct=row.problem_id != "q") for row in ROWS]
+    write_records(tmp_path / "trajectories.jsonl", rows)
+    judged = [JudgedResponse(row.id, row.problem_id, row.prompt, row.response, row.is_correct) for row in rows]
+    write_records(tmp_path / "judged.jsonl", judged)
+    sources = {"trajectories": TrajectoryOutcomeExamples, "judged": JudgedResponseExamples}
+    loop = make_loop(tiny_policy, tmp_path / "run", "implicit ce", model={"path": str(tiny_policy)})
+    loop.loader.examples = sources[kind](str(tmp_path / f"{kind}.jsonl"), 64).load(tokenizer)
+    save_model(loop, tokenizer)
+    assert read_training_problems(str(tmp_path / "run" / "model")) == {problem_hash(name) for name in "pqr"}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from espalier.data.judge_texts import parse_score
 from espalier.data.records import BadInput, Trajectory
 from espalier.rewards.composed import ComposedReward
-from espalier.rewards.judge_scores import JudgeScores, parse_score
+from espalier.rewards.judge_scores import JudgeScores
 from espalier.rewards.score import Score
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig

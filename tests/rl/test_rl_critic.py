@@ -391,6 +391,24 @@ def test_a_critics_warm_up_leaves_the_policy_alone(
     assert not torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
 
 
+def test_a_value_network_alone_learns_the_returns_of_a_policy_that_stays(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    critic = CriticConfig(learning_rate=1e-3, num_warmup_iterations=2)
+    trainer = make_trainer(
+        tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
+        num_iterations=3, stop_after=2, num_epochs=1, evaluation_every=0,
+    )  # fmt: skip
+    before = weights(critic_of(trainer).engine.model)
+    trainer.run()
+    trainer.save_model()
+    found = weights(load_critic(str(tmp_path / "run" / "critic"), "reward_model"))
+    assert torch.equal(found, weights(critic_of(trainer).engine.model))
+    assert not torch.equal(found, before)
+    assert torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert len(read_metrics(tmp_path / "run")) == 2
+
+
 def test_a_minibatch_whose_ratio_ran_away_is_skipped_and_counted(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:

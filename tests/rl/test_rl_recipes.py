@@ -138,11 +138,23 @@ RECIPES: dict[str, dict[str, Any]] = {
         **LPR, "update.learning_rate": 5e-7, "rollout.group_size": 8, "rollout.num_problems": 64,
         "update.num_epochs": 1, "update.micro_batch_size": 2,
         "kl.coefficient": 0.04, "kl.kind": "k3", "kl.place": "loss", "reward.limit": 3.0,
-        "advantage.divide_by_std": True, "num_iterations": 196, "critic": None},
+        "advantage._target_": "espalier.rl.advantages.process_grpo.ProcessGRPO", "reward.form": "score",
+        "reward.offset": 0.0, "num_iterations": 196, "critic": None},
     "remax_logiqa": {
         **LPR, "reward.right": 1.0, "reward.wrong": -1.0, "kl.place": "reward", "kl.kind": "k1", "update.num_epochs": 1,
         "update.minibatch_size": 64, "rollout.num_problems": 64, "rollout.group_size": 1, "critic": None},
 }  # fmt: skip
+CALIBRATION = {
+    "num_iterations": 1500, "rollout.num_problems": 512, "rollout.group_size": 1, "update.minibatch_size": 512,
+    "update.num_epochs": 1, "params.temperature": 0.7, "params.top_p": 1, "params.max_tokens": 300,
+    "kl.coefficient": 0.1, "kl.kind": "k1", "kl.place": "reward", "kl.target": 0.0, "advantage.gamma": 1.0,
+    "advantage.lam": 1.0, "update.clip_low": 0.2, "update.clip_high": 0.2, "update.whitens_rewards": True,
+    "update.learning_rate": 1e-5, "update.warmup_steps": 5, "update.schedule": "linear",
+    "critic.learning_rate": 1e-5, "critic.warmup_steps": 5, "critic.schedule": "linear", "critic.clip_range": 0.2,
+    "critic.loss_coefficient": 0.1, "critic.model.source": "reward_model_body", "critic.form": "linear",
+    "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0, "reward.forecasts.max_tokens": 300,
+}  # fmt: skip
+"""Band et al. 2024: one optimizer for policy and critic there, two of one schedule here."""
 RESTEM = {
     "update.learning_rate": 1e-6, "num_epochs": 8, "update.batch_size": 64, "update.schedule": "linear",
     "update.warmup_share": 0.03,
@@ -177,6 +189,11 @@ def test_a_published_rl_recipe_has_its_published_values(name: str) -> None:
     assert values_of(config, iter(wanted)) == wanted
     assert config.params.top_p == 1  # published with less, which the trained log-probs would not know of
     assert config.evaluation.every == wanted.get("evaluation.every", 0)
+
+
+def test_linguistic_calibration_has_its_published_values() -> None:
+    config = composed("exp/ppo/linguistic_calibration")
+    assert values_of(config, iter(CALIBRATION)) == CALIBRATION
 
 
 @pytest.mark.parametrize("size", ["rho", "deepseek"])

@@ -59,6 +59,21 @@ def test_requests_paragraphs_and_verdicts_are_read_strictly() -> None:
     assert [parse_same("Same: yes"), parse_same("Same: no"), parse_same("Same: maybe")] == [True, False, None]
 
 
+def test_a_request_reveals_an_answer_that_stands_in_it_as_a_word(tmp_path: Path) -> None:
+    golds = {"year": ["12", "twelve"], "men": "12", "grade": "A"}
+    requests = {
+        "year": "Write a paragraph about 1912.",
+        "men": "Write about the 12 men.",
+        "grade": "Write a paragraph.",
+    }
+    write_records(tmp_path / "train.jsonl", [Problem(name, "How many?", gold) for name, gold in golds.items()])
+    written = [WrittenText(f"{name}/0", name, "?", text, text, "stop") for name, text in requests.items()]
+    write_records(tmp_path / "queries.jsonl", written)
+    context = StageContext(ProblemFile(str(tmp_path / "train.jsonl"), kind="short_answer"), tmp_path / "x", 10.0)
+    assert [row.id for row in UseRequests("train").run(str(tmp_path / "queries.jsonl"), context)] == ["year", "grade"]
+    assert context.counts == {"with_the_answer": 1}
+
+
 def sampled(problem: str, k: int, text: str, finish: str = "stop") -> Trajectory:
     gold = next(row.gold for row in PROBLEMS if row.id == problem)
     return Trajectory(f"{problem}/{k}", problem, f"Write of {problem}.\n", text, [text], [1], [2], [1], finish, gold,

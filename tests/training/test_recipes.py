@@ -1,7 +1,8 @@
 """Published trainer settings: the experiments hold the values of their papers' own configs.
 
-LPR: Jiao et al. 2024 (arXiv 2402.00658). VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679). A batch is written as
-micro-batch x accumulation x processes, as it was run.
+LPR: Jiao et al. 2024 (arXiv 2402.00658). VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679). Implicit process
+rewards: Yuan et al. 2024 (arXiv 2412.01981), whose number of processes, warm-up and schedule are not on record. A
+batch is written as micro-batch x accumulation x processes, as it was run.
 """
 
 from pathlib import Path
@@ -36,6 +37,10 @@ OPENRL = {"optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "updat
           "update.warmup_share": 0.1, "update.schedule": "linear", "objective.centring": 0.0,
           "examples.max_length": 2048}  # fmt: skip
 
+IMPLICIT = {"optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "update.learning_rate": 5e-7,
+            "num_epochs": 1, "objective.beta": 0.05, "examples.max_length": 8192, "model.gradient_checkpointing": True,
+            "update.schedule": "cosine"}  # fmt: skip
+
 # name → (micro-batch, accumulation, processes), ZeRO stage (None: no DeepSpeed), whether it offloads, other values.
 RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]] = {
     "sft/logiqa_distilled": ((6, 1, 4), 1, True, {
@@ -64,6 +69,8 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
     "reward/openrlhf_llama_8b": ((2, 1, 128), 2, False, {
         **OPENRL, "num_epochs": 1, "update.learning_rate": 9e-6, "update.warmup_share": 0.03,
         "update.schedule": "cosine"}),
+    "reward/implicit_ce_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "examples.is_distinct": False}),
+    "reward/implicit_dpo_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "objective.label_smoothing": 0.0}),
     "sft/rho_math": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 50}),
     "sft/rho_gsm8k": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 45}),
     "sft/deepseek_math": ((2, 8, 4), 2, False, {**VINE_SFT, "update.learning_rate": 5e-5,

@@ -12,7 +12,13 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from espalier.data.batches.packing import Layout
-from espalier.data.examples.token_examples import PairExample, balanced_prompts, examples_fingerprint
+from espalier.data.examples.token_examples import (
+    PairExample,
+    StepExample,
+    TokenExample,
+    balanced_prompts,
+    examples_fingerprint,
+)
 from espalier.data.jsonl import write_records
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import BadInput, Trajectory
@@ -95,6 +101,23 @@ def test_benchmark_rows_among_the_pairs_are_refused(tokenizer: Any, tmp_path: Pa
     write_records(file, [RankedResponses("s/1", "s", "Q", ["Three apples."], ["Five."])])
     check_benchmarks(pairs, [str(file)], tokenizer, "pairs.jsonl")
     check_benchmarks(pairs, [], tokenizer, "pairs.jsonl")
+
+
+def test_benchmark_rows_that_are_imitated_are_refused_and_steps_cannot_be_compared(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    long = "Three apples and four pens are seven things, " * 3
+    answer = [*tokenizer(long).input_ids, tokenizer.eos_token_id]
+    file = tmp_path / "rows.jsonl"
+    write_records(file, [RankedResponses("s/1", "s", "Q", [long], ["Five."])])
+    turns = TokenExample("t", [5, 6, *answer, 7, 7], 1, [0.0, *[1.0] * len(answer), 0.0, 0.0])
+    for example in (TokenExample("d", [5, *answer], 1), turns):
+        with pytest.raises(BadInput, match=r"chats\.jsonl holds 1 of 1 rows of"):
+            check_benchmarks([example], [str(file)], tokenizer, "chats.jsonl")
+    masked = TokenExample("m", [5, *answer, 8], 1, [*[0.0] * len(answer), 1.0])
+    check_benchmarks([masked], [str(file)], tokenizer, "chats.jsonl")
+    with pytest.raises(BadInput, match=r"compares whole responses, and steps\.jsonl holds steps: leave it out"):
+        check_benchmarks([StepExample("s", [5, 6], [1], [1.0])], [str(file)], tokenizer, "steps.jsonl")
 
 
 ROW = Trajectory("p/0", "p", "Q\n", "a", ["a"], [5, 6], [7, 8], [2], "stop", "7", "7", True)

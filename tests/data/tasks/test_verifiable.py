@@ -58,6 +58,16 @@ def test_one_verifier_for_all_rows_and_names_that_are_renamed(tmp_path: Path) ->
     assert not task.grade("", "it is 2").is_correct
 
 
+def test_a_name_to_rename_is_found_in_any_case_and_one_that_no_row_has_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "a.jsonl", {"question": "?", "dataset": "IFEval_Old", "ground_truth": "3"})
+    task = VerifiableProblems(str(path), rename={"IFEval_Old": "flan", "gsm8k_zs": "gsm8k"})
+    (problem,) = task.problems("train")
+    assert json.loads(problem.gold)[0]["name"] == "flan"
+    assert "task.rename names verifiers that no row has: gsm8k_zs (rows have ifeval_old)" in caplog.text
+
+
 def test_a_parquet_file_is_read_as_the_same_rows(tmp_path: Path) -> None:
     rows = [{"messages": [USER], "dataset": "gsm8k", "ground_truth": "2"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")

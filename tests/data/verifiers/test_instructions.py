@@ -65,3 +65,18 @@ def test_a_choice_is_looked_for_in_the_response_and_not_the_other_way_round() ->
     (choice,) = read_instructions({"func_name": "validate_choice", "options": "yes, no or maybe"})
     assert choice.is_followed("I say yes.")
     assert not choice.is_followed("e")
+
+
+def test_a_letter_with_a_bracket_is_no_article() -> None:
+    (choice,) = read_instructions({"func_name": "validate_choice", "options": "a), b), c), d)"})
+    assert [choice.is_followed(text) for text in ("It is b) 42.", "(c)", "D", "D)")] == [True] * 4
+    assert not choice.is_followed("This is a long answer to a question.")
+    (listed,) = read_instructions({"func_name": "validate_choice", "options": "(A), (B), or (C)"})
+    assert listed.is_followed("The answer is (C).")
+    assert not listed.is_followed("A cat or a dog.")
+
+
+def test_a_section_that_is_marked_by_a_sign_needs_no_number() -> None:
+    (sections,) = read_instructions({"func_name": "validate_sections", "section_splitter": "Part:", "N": 2})
+    assert sections.is_followed("Part: one thing\nPart: 2 more")
+    assert not sections.is_followed("Part: one thing\nPart 2 more")
