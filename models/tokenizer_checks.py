@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.data.token_text import PROBE_TEXTS
+from espalier.data.steps import Decoder
+from espalier.data.token_text import PROBE_TEXTS, read_response
 from espalier.models.load import (
     BadModel,
     config_end_ids,
@@ -101,6 +102,14 @@ def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
     if differences:
         raise BadInput(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
                         "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
+
+
+def check_reads_ids(
+    tokenizer: Any, folder: str, prompt_ids: Sequence[int], response_ids: Sequence[int], response: str, name: str
+) -> None:
+    """Raise BadInput where the sampled ids of the solution `name` are not its text by the tokenizer of a model that is
+    to read them: a policy with another one sampled them."""
+    read_response(prompt_ids, response_ids, Decoder(tokenizer), response, f"{folder} reads the sampled ids of {name}")
 
 
 def stop_token_faults(tokenizer: Any, config_ends: Sequence[int], generation_ends: Sequence[int]) -> list[str]:

@@ -14,6 +14,7 @@ from espalier.data.records import Problem
 from espalier.data.tasks.task import Task
 from espalier.data.timeline import DRAWING
 from espalier.rewards.score import Reward
+from espalier.rl.credit_watch import CutWatch
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.estimator_context import NamesCompletions
 from espalier.rl.group_scores import GroupScores, computes_here
@@ -142,7 +143,7 @@ class SampledGroups:
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         self._num_gone: dict[str, int] = {}
-        self._verifier = VerifierWatch()
+        self._verifier, self._cut = VerifierWatch(), CutWatch()
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
@@ -173,6 +174,7 @@ class SampledGroups:
         if config.rollout.max_staleness == 0:  # else it went on beside training
             clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
+        self._cut.look(groups)
         measured = describe_rewards(groups) | self._verifier.look(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))

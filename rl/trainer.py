@@ -18,6 +18,7 @@ from pathlib import Path
 
 from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
+from espalier.rl.credit_watch import StepWatch
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
@@ -69,6 +70,7 @@ class Trainer:
     pad_id: int
     window: int | None = None
     _counted: int = field(default=0, init=False)  # generated tokens that are in a row of metrics
+    _steps: StepWatch = field(default_factory=StepWatch, init=False)
 
     # --- one iteration ------------------------------------------------------------------------------------------------
 
@@ -145,6 +147,8 @@ class Trainer:
         with clock.phase("advantage"):
             estimate = self.estimator(groups, experience, self._context(iteration, clock))
             estimate = estimate_of_main_rank(estimate, experience.response_mask)
+            if is_main_rank():
+                self._steps.look(estimate)
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)

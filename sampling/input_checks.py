@@ -1,13 +1,12 @@
 """What a sampling run is given, checked before the first request: ids, and whose states and tokens they are."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from espalier.data.records import BadInput, State
 from espalier.data.steps import Decode
 from espalier.data.token_text import added_text
+from espalier.runtime.stored_provenance import read_meta, sampled_by
 from espalier.sampling.client import SampleRequest
 
 _MANY = 32
@@ -56,35 +55,15 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
     """
     if is_of_any_policy:
         return
-    for trajectories in _inputs(Path(states)):
-        origin = _sampled_by(Path(trajectories))
-        if origin is None:
-            origin = _sampled_by(Path(states).parent / Path(trajectories).name)
+    for trajectories in read_meta(Path(states)).get("inputs", {}):
+        origin = sampled_by(Path(trajectories)) or sampled_by(Path(states).parent / Path(trajectories).name)
         if origin is None:
             continue
-        name, weights = origin
-        is_same = weights == fingerprint if weights and fingerprint else Path(name) == Path(policy)
+        is_known = origin.weights and fingerprint
+        is_same = origin.weights == fingerprint if is_known else Path(origin.policy) == Path(policy)
         if not is_same:
-            now = "" if name != policy else ", which has changed since"
+            now = "" if origin.policy != policy else ", which has changed since"
             remedy = "set policy= to that, or requests.is_of_any_policy=true to complete them with another policy"
-            raise BadInput(f"{states}: its trajectories were sampled by {name}{now}, policy is {policy}: {remedy}")
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    beside = path.with_name(path.stem + ".meta.json")
-    try:
-        meta = json.loads(beside.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
-
-
-def _inputs(path: Path) -> list[str]:
-    return [str(name) for name in _meta(path).get("inputs", {})]
-
-
-def _sampled_by(trajectories: Path) -> tuple[str, str] | None:
-    """Return (policy, fingerprint of its weights) of a file of trajectories, None where its provenance does not say."""
-    meta = _meta(trajectories)
-    policy = meta.get("config", {}).get("policy")
-    return (policy, str(meta["inputs"].get(policy, ""))) if policy and "inputs" in meta else None
+            raise BadInput(
+                f"{states}: its trajectories were sampled by {origin.policy}{now}, policy is {policy}: {remedy}"
+            )

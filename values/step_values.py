@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from espalier.data.left_out import leave_out
-from espalier.data.records import BadInput, StepValues, Trajectory
+from espalier.data.records import StepValues, Trajectory
 from espalier.data.steps import check_ends
 from espalier.values.labels import wilson_interval
 from espalier.values.monte_carlo import Count, StateKey, state_key
@@ -35,21 +35,14 @@ def counted(count: Count) -> StateEstimate:
     return StateEstimate(count.value, *wilson_interval(count.num_correct, count.num_completions), count)
 
 
-def inner_estimates(
-    trajectory: Trajectory, estimates: Mapping[StateKey, StateEstimate], default: StateEstimate | None = None
-) -> list[StateEstimate]:
-    """Return the estimates of the S - 1 inner states of a trajectory of S steps; `default` where a state has none.
+def inner_estimates(trajectory: Trajectory, estimates: Mapping[StateKey, StateEstimate]) -> list[StateEstimate]:
+    """Return the estimates of the S - 1 inner states of a trajectory of S steps; `UNKNOWN` where a state has none.
 
-    Raises BadInput for a trajectory without token ids, and without a default for a state that has no estimate.
+    Raises BadInput for a trajectory without token ids.
     """
     check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-    found: list[StateEstimate] = []
-    for step, end in enumerate(trajectory.step_ends[:-1], 1):
-        one = estimates.get(state_key(trajectory.problem_id, trajectory.response_ids[:end]), default)
-        if one is None:
-            raise BadInput(f"no completions for state '{trajectory.id}#{step}': cut and complete these trajectories")
-        found.append(one)
-    return found
+    keys = (state_key(trajectory.problem_id, trajectory.response_ids[:end]) for end in trajectory.step_ends[:-1])
+    return [estimates.get(key, UNKNOWN) for key in keys]
 
 
 def step_values(

@@ -6,7 +6,8 @@ other ones, or StepScores of a process reward model, of the same trajectories, o
 them now. A distinct state (a problem and the
 tokens so far) counts once. Terminal states are left out: their value is the outcome, which everybody reads. So are
 states that one of the estimators does not value, so that all are measured on the same ones, and problems that a scorer
-was trained on. The estimates' completions must not be those of the reference: then the error is too small.
+was trained on. The estimates' completions must not be those of the reference: then the error is too small. Where the
+provenance of both says that they are, the stage refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from espalier.data.steps import check_ends
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
 from espalier.pipeline.prm.seen_problems import note_unknown
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.stored_provenance import counted_from
 from espalier.values.monte_carlo import StateKey, state_key
 
 Estimates = dict[str, list[float | None]]  # trajectory id → a value for every step
@@ -45,16 +47,21 @@ class EstimatedState:
 
 
 def named_estimates(value: Any, reference: str) -> dict[str, str]:
-    """Return estimator → file. Raises BadInput where there is none, or one is the reference itself."""
+    """Return estimator → file. Raises BadInput where there is none, or one is the reference itself ("": there is none)
+    or made of its completions."""
     paths = {name or "estimate": path for name, path in named_paths(value, "stage.estimates").items()}
     if not paths:
         raise BadInput(
             "stage.estimates names no file: give StepValues, StepScores or the folder of a critic, "
             "stage.estimates={prm: FILE}"
         )
-    for path in paths.values():
-        if path == reference:
+    for path in paths.values() if reference else ():
+        if Path(path).resolve() == Path(reference).resolve():
             raise BadInput(f"stage.estimates: {path} is the input itself: give values of other completions")
+        source = counted_from(Path(reference))
+        if source and source == counted_from(Path(path)):
+            raise BadInput(f"stage.estimates: {path} was made of the same completions as {reference}, so that its "
+                           "error would be too small: give values of other completions")  # fmt: skip
     return paths
 
 
@@ -89,12 +96,14 @@ def read_estimates(path: str, rows: Sequence[StepValues], context: StageContext,
 
 def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
     from espalier.analysis.analyzers.critic_estimates import critic_values_at
+    from espalier.analysis.analyzers.model_folders import check_tokens
     from espalier.models.load import load_config
     from espalier.models.scalar_head import critic_form
 
     if critic_form(load_config(folder)) is None:
         raise BadInput(f"{folder} is no critic that a run has saved: score the steps with prm/score_steps, "
                        "and name the file")  # fmt: skip
+    check_tokens(folder, rows)
     ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
     lengths = [[len(row.prompt_ids) + end for end in row.step_ends] for row in rows]
     values = critic_values_at(folder, ids, lengths)

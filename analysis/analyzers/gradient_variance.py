@@ -20,13 +20,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from espalier.analysis.analyzers.estimated_states import Estimates, estimate_files, named_estimates, read_estimates
 from espalier.analysis.analyzers.figure import Panel, write_figure
-from espalier.analysis.analyzers.model_folders import weight_files
+from espalier.analysis.analyzers.model_folders import check_sampler, check_tokens, weight_files
 from espalier.data.batches.packing import pad_rows
 from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
@@ -36,6 +37,7 @@ from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import device
+from espalier.runtime.stored_provenance import stage_settings
 
 OUTCOME = "outcome"
 
@@ -198,13 +200,17 @@ class MeasureGradientVariance:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the figures of each kind of credit, on the same rollouts and batches. Raises BadInput where files do
-        not belong together and where there are too few problems."""
+        not belong together, the policy is not the one that sampled, or at another temperature, and where there are too
+        few problems."""
         if self.num_batches < 2:
             raise BadInput(f"stage.num_batches must be at least 2, got {self.num_batches}")
         paths = named_estimates(self.estimates, "")
         if OUTCOME in paths:
             raise BadInput(f"stage.estimates: '{OUTCOME}' is what credit without values is called: choose another name")
         rows = read_records(StepValues, input_path)
+        check_tokens(self.policy, rows)
+        if trajectories := stage_settings(Path(input_path)).get("trajectories"):
+            check_sampler(trajectories, self.policy, self.temperature)
         problems = credit(rows, {name: read_estimates(path, rows, context, name) for name, path in paths.items()})
         num_kept = sum(map(len, problems.values()))
         leave_out(input_path, len(rows) - num_kept, len(rows), "rollouts", "have no other one, or not all values")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from espalier.analysis.analyzers.figure import Panel, write_figure
-from espalier.analysis.analyzers.model_folders import paired_tensors, weight_files
+from espalier.analysis.analyzers.model_folders import check_sampler, check_tokens, paired_tensors, weight_files
 from espalier.analysis.analyzers.run_history import named_folders
 from espalier.data.batches.packing import pad_rows
 from espalier.data.jsonl import read_records
@@ -74,7 +74,8 @@ class MeasurePolicyDistance:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return `{"l2", "relative_l2", "kl"}` of each policy, KL with its 95 % interval over problems, None where it
-        has no samples. Raises BadInput where folders hold different networks, or samples no token ids."""
+        has no samples. Raises BadInput where folders hold different networks, samples have no token ids, and where they
+        are not the policy's at that temperature."""
         folders, samples = named_folders(self.policies, "stage.policies"), self._samples()
         unknown = sorted(samples.keys() - folders.keys())
         if unknown:
@@ -100,6 +101,8 @@ class MeasurePolicyDistance:
         trajectories = read_records(Trajectory, path)
         if not any(row.response_ids for row in trajectories):
             raise BadInput(f"{path}: no sample with token ids: sample from the policy with vLLM")
+        check_tokens(folder, trajectories)
+        check_sampler(path, folder, self.temperature)
         sums = [response_sums(one, trajectories, self.temperature, self.micro_batch_size)
                 for one in (folder, self.start)]  # fmt: skip
         gaps = [own - start for own, start in zip(*sums, strict=True)]

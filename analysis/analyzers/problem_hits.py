@@ -2,8 +2,10 @@
 
 `solved_once` is of one round alone: the share of its problems that one attempt or more solves, pass@n of n attempts.
 `once_hit` counts every attempt so far: the share of the problems seen until then that were solved at least once.
+Attempts that a run did not write down are no attempts here: of such a run it is warned.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, SampledRollout, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
 from espalier.pipeline.stage import StageContext
+
+log = logging.getLogger("stage")
 
 Attempt = tuple[str, bool]  # (problem, whether it was solved)
 
@@ -78,6 +82,9 @@ class CountHits:
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the figures after each round, and the problems that were never solved with their attempts."""
         counter = HitCounter()
+        if self._is_run() and (left_out := RunHistory(Path(self.samples)).left_out_of_groups()):
+            log.warning("%s: %d rollouts of every group were not written down, so that what they solved counts as "
+                        "never hit: run with samples.rollouts_per_problem=0", self.samples, left_out)  # fmt: skip
         for name, path in self._paths().items():
             counter.add(name, read_attempts(path))
         lines = {key: [(number, row[key]) for number, row in enumerate(counter.rounds, 1)]
@@ -87,8 +94,11 @@ class CountHits:
         context.counts.update(problems=len(counter.attempts), never_hit=len(never))
         return {"problems": len(counter.attempts), "rounds": counter.rounds, "never_hit": never}
 
+    def _is_run(self) -> bool:
+        return isinstance(self.samples, str) and Path(self.samples).is_dir()
+
     def _paths(self) -> dict[str, str]:
-        if isinstance(self.samples, str) and Path(self.samples).is_dir():
+        if self._is_run():
             return {path.stem: str(path) for path in RunHistory(Path(self.samples)).samples()}
         paths = named_paths(self.samples, "stage.samples")
         if not paths:

@@ -3,8 +3,10 @@ sampled rollouts by iteration.
 
     RUN/metrics.jsonl                       {"step", name: value}, docs/metrics.md
     RUN/samples/iteration-000012.jsonl      SampledRollout
+    RUN/config.yaml                         the run's config; a run without one is taken as it is
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, SampledRollout
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
+from espalier.runtime.run_dir import stored_config
 
 Values = dict[str, float]
 
@@ -43,6 +46,20 @@ class RunHistory:
     def metrics(self) -> Path:
         """Numbers by iteration."""
         return self.root / "metrics.jsonl"
+
+    def reward_models(self) -> list[str]:
+        """List the models other than the policy that the run's credit is made by, as its config names them: what they
+        were trained on was sampled before the run."""
+        config = stored_config(self.root)
+        own = (config.get("model") or {}).get("path")
+        parts = (config.get(name) for name in ("advantage", "reward", "filter", "critic"))
+        return sorted({path for part in parts for path in _paths(part) if path != own})
+
+    def left_out_of_groups(self) -> int:
+        """Return how many rollouts of each written group its samples leave out; 0 where the config does not say."""
+        config = stored_config(self.root)
+        written = (config.get("samples") or {}).get("rollouts_per_problem") or 0
+        return max(0, int((config.get("rollout") or {}).get("group_size", 0)) - written) if written else 0
 
     def samples(self) -> list[Path]:
         """List the files of sampled rollouts, the first iteration first. Raises BadInput where there is none."""
@@ -84,3 +101,13 @@ class RunHistory:
             raise BadInput(f"{self.metrics}: iteration {min(missing)} of {max(iterations)} is missing: costs cannot be "
                            "summed: run it again from a checkpoint before")  # fmt: skip
         return iterations, evaluations
+
+
+def _paths(node: Any) -> Iterator[str]:
+    """Yield every `path` within a node of a config."""
+    if not isinstance(node, Mapping):
+        return
+    for name, value in node.items():
+        if name == "path" and isinstance(value, str) and value:
+            yield value
+        yield from _paths(value)

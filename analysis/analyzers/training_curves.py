@@ -3,9 +3,11 @@ accuracy, and KL, entropy, explained variance, lengths, truncation and distinct 
 
 A policy is named by the number of updates behind it. Line s of metrics.jsonl was measured on rollouts of the policy
 after s - 1 updates, an evaluation in line s on the one after s. What a policy has cost are the iterations before it:
-tokens are all generated ones, rollouts and completions, seconds those of whole iterations.
+tokens are all generated ones, rollouts and completions, seconds those of whole iterations. What was sampled before the
+run, to train a reward model that its credit is made by, is in none of them; such a run is warned of.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +18,8 @@ from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.analysis.analyzers.run_history import RunHistory, Values, named_folders
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
+
+log = logging.getLogger("stage")
 
 Curve = list[tuple[int, float]]  # (updates behind the policy, value)
 
@@ -107,6 +111,9 @@ class DrawTrainingCurves:
 
     def _describe(self, run: RunHistory) -> dict[str, Any]:
         iterations, evaluations = run.read_metrics()
+        if models := run.reward_models():
+            log.warning("%s: its credit is made by %s: the samples and the training of that before the run are in none "
+                        "of these costs", run.root, ", ".join(models))  # fmt: skip
         spent = costs(iterations, str(run.metrics))
         measured = curve_of(self.accuracy, iterations, evaluations)
         accuracy = [(at, value) for at, value in measured if at < len(spent)]  # a kill can leave an evaluation alone

@@ -3,7 +3,9 @@
 The evidence is the counts of right completions of the states that the two sides reach, and the outcomes. Every pair
 gets the probability that its order is wrong:
 
-- one side right, the other wrong (whole solutions): 0 or 1;
+- one side right, the other wrong (whole solutions): 0 or 1; but where the wrong one is cut at what was taken for its
+  first error (`stage.cut_wrong_below`), and completions succeeded behind that step all the same, P(V_chosen <
+  V_rejected | counts) after equally many steps: such a pair teaches against a step that leads to right answers;
 - whole solutions of one outcome: the mean over equal steps of P(V_chosen < V_rejected | counts), where their states
   differ: values of another than the ranking reward model, if it has not seen the problem;
 - step and partial pairs: the same of the two states they end in. Where these very counts chose the pair, the posterior

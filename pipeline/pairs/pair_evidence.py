@@ -26,7 +26,9 @@ Find = Callable[[str], Any]  # a record by its id, None where there is none
 
 
 def sides_of(pair: PreferencePair, find: Find) -> tuple[Side, Side] | None:
-    """Return the two sides of a pair by its id, None where a solution has no step values, or has no such step."""
+    """Return the two sides of a pair by its id, None where a solution has no step values, or has no such step. A
+    rejected whole solution that was cut at a step (`stage.cut_wrong_below`) has the number of its steps that are left.
+    """
     chosen, _, rejected = re.sub(r"(~\d+)?(@round\d+)*$", "", pair.id).partition(">")
     sides: list[Side] = []
     for name in (chosen, rejected):
@@ -38,7 +40,15 @@ def sides_of(pair: PreferencePair, find: Find) -> tuple[Side, Side] | None:
         if row is None or (number is not None and not 1 <= number <= len(row.steps)):
             return None
         sides.append((row, number))
+    if pair.kind not in ("step", "partial"):
+        sides[1] = sides[1][0], steps_left(sides[1][0], pair.rejected_ids)
     return sides[0], sides[1]
+
+
+def steps_left(row: StepValues, ids: Sequence[int]) -> int | None:
+    """Return after how many of its steps a solution was cut to these response tokens; None where it is whole."""
+    is_cut = 0 < len(ids) < len(row.response_ids) and row.response_ids[: len(ids)] == list(ids)
+    return row.step_ends.index(len(ids)) + 1 if is_cut and len(ids) in row.step_ends else None
 
 
 def state_count(row: StepValues, num_steps: int) -> CountPair:
@@ -60,11 +70,17 @@ def equal_steps(good: StepValues, bad: StepValues) -> list[int]:
 
 
 def count_pairs(chosen: Side, rejected: Side) -> list[tuple[CountPair, CountPair]]:
-    """Return the counts to compare; empty for whole solutions of different outcomes, and where none can be."""
+    """Return the counts to compare; empty for whole solutions of different outcomes, and where none can be.
+
+    A side that was cut blames its last step. Where completions succeeded behind that step, it is compared with the
+    other side after equally many steps; else its solution's outcome is all there is.
+    """
     (good, good_steps), (bad, bad_steps) = chosen, rejected
     if good_steps is not None and bad_steps is not None:
         both = state_count(good, good_steps), state_count(bad, bad_steps)
         return [both] if both[0][1] and both[1][1] else []
+    if bad_steps is not None and (blamed := state_count(bad, bad_steps))[0]:
+        return [(state_count(good, min(bad_steps, len(good.steps))), blamed)]
     if good.is_correct != bad.is_correct:
         return []
     return [(state_count(good, step), state_count(bad, step)) for step in equal_steps(good, bad)]

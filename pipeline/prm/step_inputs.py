@@ -16,8 +16,8 @@ from espalier.data.jsonl import iter_rows
 from espalier.data.prompts import encode_prompt, encode_text
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajectory, parse_record
 from espalier.data.seen_responses import FILE as RESPONSES_FILE
-from espalier.data.steps import Decoder, StepTokens, check_ends, step_tokens
-from espalier.data.token_text import read_response, tokenise_steps
+from espalier.data.steps import StepTokens, check_ends, step_tokens
+from espalier.data.token_text import tokenise_steps
 from espalier.data.training_layout import CHAT, PROMPTS_IN_WORDS, RESPONSES, STEPS, other_prompts, read_training_layout
 from espalier.data.training_problems import FILE
 
@@ -139,10 +139,12 @@ def _reads_sampled_ids(layout: str, folder: str) -> bool:
 def check_sampled_ids(layout: str, folder: str, tokenizer: Any, row: Solution) -> None:
     """Raise BadInput where a model would read the sampled ids of a trajectory, which are not its text by the model's
     tokenizer: a policy with another one sampled them."""
+    from espalier.models.tokenizer_checks import check_reads_ids
+
     if _reads_sampled_ids(layout, folder):
         sampled = _sampled(row)
-        place = f"{folder} reads the sampled ids of trajectory '{row.id}'"
-        read_response(sampled.prompt_ids, sampled.response_ids, Decoder(tokenizer), sampled.response, place)
+        name = f"trajectory '{row.id}'"
+        check_reads_ids(tokenizer, folder, sampled.prompt_ids, sampled.response_ids, sampled.response, name)
 
 
 def _read_at_the_end(tokens: StepTokens) -> StepTokens:

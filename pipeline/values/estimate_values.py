@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from espalier.data.failed_rows import read_failed
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.data.row_index import ProblemRows
+from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.estimated_totals import Sampled, Totals
 from espalier.values.first_error import search_state, states_on_right_ways
@@ -35,7 +36,8 @@ class EstimateValues:
     """The input is the completions of the `states` that were cut from the `trajectories`.
 
     A state whose completions failed (`data.failed_rows` beside the input) has no value, which is not 0: the step into
-    it has no label, and the trajectory stays. Labels of inner steps that are all alike are warned of, and refused
+    it has no label, and the trajectory stays. So it is with a state that was not cut (`values.state_sampling`), where
+    values are counted. Labels of inner steps that are all alike are warned of, and refused
     where the values contradict them (`data.examples.label_balance`).
     """
 
@@ -44,10 +46,10 @@ class EstimateValues:
     states: str
     """the states cut from it"""
     estimator: str = "counted"
-    """counted: the share of right completions of the state itself, of which each must have some; smoothed: with the
-    trajectories' outcomes and the neighbours' completions (`values.smoothed`); first_error: values are counted where
-    there are completions, labels are 1 up to the first error and 0 from it on, as far as a bisection knows
-    (`values.first_error`)"""
+    """counted: the share of right completions of the state itself, of which each that was cut must have some;
+    smoothed: with the trajectories' outcomes and the neighbours' completions (`values.smoothed`); first_error: values
+    are counted where there are completions, labels are 1 up to the first error and 0 from it on, as far as a bisection
+    knows (`values.first_error`)"""
     label: str = "soft"
     """soft: the value; hard: 1 above `threshold`, else 0; classes: the value rounded to one of `num_classes`
     (`values.labels`)"""
@@ -104,8 +106,11 @@ class EstimateValues:
         all_sampled: list[Sampled] = []
         for problem in rows.problems():
             trajectories: list[Trajectory] = rows.rows(0, problem)
-            sampled = self._sampled(rows.rows(1, problem), rows.rows(2, problem), failed_ids)
+            states: list[State] = rows.rows(1, problem)
+            sampled = self._sampled(states, rows.rows(2, problem), failed_ids)
             totals.add_sampled(sampled)
+            if self.estimator == "counted":
+                totals.add_inner(*self._inner_states(trajectories, states))
             placed = zip(rows.places(0, problem), trajectories, strict=True)
             if self.estimator == "smoothed":
                 together += placed
@@ -128,12 +133,11 @@ class EstimateValues:
         counts = {key: count for one in sampled for key, count in one.counts.items()}
         failed = {key for one in sampled for key in one.failed}
         estimates = self._estimates(trajectories, counts, failed)
-        default = None if self.estimator == "counted" else UNKNOWN
         good = states_on_right_ways(trajectories) if self.estimator == "first_error" else set()
         accuracies = problem_accuracies(trajectories)
         for row in trajectories:
             prompt_value = accuracies[row.problem_id]
-            known = step_values(row, inner_estimates(row, estimates, default), prompt_value)
+            known = step_values(row, inner_estimates(row, estimates), prompt_value)
             if self.estimator == "first_error":
                 labels = search_state(row, counts, good).labels(len(row.steps))
                 weights = [float(label is not None) for label in labels]
@@ -160,6 +164,20 @@ class EstimateValues:
             raise BadInput(f"stage.noise={self.noise} does nothing to labels of stage.estimator=first_error, which "
                            "come from no value: set stage.noise=keep")  # fmt: skip
         return rule, noise
+
+    def _inner_states(self, trajectories: Sequence[Trajectory], states: Sequence[State]) -> tuple[int, int]:
+        """Return (how many distinct inner states a problem's trajectories have, how many of them were not cut). Raises
+        BadInput for a state of another file's trajectories."""
+        inner: set[StateKey] = set()
+        for row in trajectories:
+            check_ends(row.steps, row.step_ends, row.id)
+            inner.update(state_key(row.problem_id, row.response_ids[:end]) for end in row.step_ends[:-1])
+        for state in states:
+            if state.step and state_key(state.problem_id, state.prefix_ids) not in inner:
+                raise BadInput(f"{self.states}: state '{state.id}' lies on no trajectory of {self.trajectories}: name "
+                               "the trajectories that the states were cut from")  # fmt: skip
+        cut = {state_key(state.problem_id, state.prefix_ids) for state in states}
+        return len(inner), len(inner - cut)
 
     def _sampled(
         self, states: Sequence[State], answered: Sequence[Completion], failed_ids: Mapping[str, str]

@@ -35,6 +35,8 @@ class Totals:
     num_states: int = 0
     num_failed: int = 0
     num_missing: int = 0
+    num_inner: int = 0
+    num_uncut: int = 0
     first_missing: str = ""
     num_valued: int = 0
     sum_of_values: float = 0.0
@@ -56,6 +58,11 @@ class Totals:
         self.sum_of_values += sum(count.value for count in sampled.counts.values())
         self.num_completions += sum(count.num_completions for count in sampled.counts.values())
         self.num_unparseable += sampled.num_unparseable
+
+    def add_inner(self, number: int, uncut: int) -> None:
+        """Take in how many inner states the trajectories of a problem have, and how many of them were not cut."""
+        self.num_inner += number
+        self.num_uncut += uncut
 
     def add_record(self, record: StepValues) -> None:
         """Take in a record that is written."""
@@ -85,6 +92,10 @@ class Totals:
         if self.num_failed:
             counts["states_failed"] = self.num_failed
             leave_out(path, self.num_failed, self.num_states, "states", "failed",
+                      details=f": {self.num_gaps} of {self.num_steps} steps have no label")  # fmt: skip
+        if self.num_uncut:
+            counts["states_not_cut"] = self.num_uncut
+            leave_out(path, self.num_uncut, self.num_inner, "inner states", "were not cut", is_asked_for=True,
                       details=f": {self.num_gaps} of {self.num_steps} steps have no label")  # fmt: skip
         if self.num_completions:
             counts["unparseable"] = round(self.num_unparseable / self.num_completions, 5)

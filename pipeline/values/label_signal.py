@@ -160,13 +160,15 @@ def _remedy(
     if for_r is None or for_auc is None:
         more = "values do not differ beyond the completions' noise, so no number of completions is known to be enough"
     else:
-        more = f"complete more per state (K >= {max(for_r, for_auc)}: reliability {WEAK_BELOW:g} and AUC {WEAK_AUC:g})"
+        more = (f"complete more per state (params.n >= {max(for_r, for_auc)}: reliability {WEAK_BELOW:g} and AUC "
+                f"{WEAK_AUC:g})")  # fmt: skip
     ways = [more]
     least = 0.05 * sum(row["states"] for row in steps)  # fewer states than that show no reliability
     late = [row for row in steps if row["states"] >= least and (row["reliability"] or 0) >= WEAK_BELOW]
     if mean < 0.5 and late:
         first = max(late, key=lambda row: row["reliability"])
-        ways.append(f"spend them on late states (after step {first['step']} the reliability is "
-                    f"{first['reliability']:.2f}) or on states of solutions that succeeded")  # fmt: skip
+        ways.append(f"spend them on late states (values/cut_states stage.first_step={first['step']}: after that step "
+                    f"the reliability is {first['reliability']:.2f}) or on states of solutions that succeeded "
+                    "(labels=contrast of scripts/process_rewards.sh)")  # fmt: skip
     ways.append("train the policy first" if mean < 0.5 else "take harder problems")
     return f"{facts}: {', or '.join(ways)}"

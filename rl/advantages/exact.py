@@ -32,6 +32,7 @@ class ExactAdvantage:
     reads_token_rewards = False
     samples_more = False
     takes_step_rewards = False
+    reads_positions = True
     smallest_group = 1
 
     def __init__(self, line_mass: float, state_mass: float, max_width: int, merges: bool, merge_pairs: int):

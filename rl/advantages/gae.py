@@ -11,6 +11,7 @@ import torch
 
 from espalier.data.records import BadInput
 from espalier.rl.credit.token_maps import rewards_to_go
+from espalier.rl.credit_watch import LambdaWatch
 from espalier.rl.critic import describe_values
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -79,6 +80,7 @@ class GAE:
             if not 0 <= value <= 1:
                 raise BadInput(f"advantage.{name} must be from 0 to 1, got {value}")
         self.gamma, self.lam, self.critic_lam, self.length_alpha = gamma, lam, critic_lam, length_alpha
+        self.watch = LambdaWatch(length_alpha)
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Estimate advantages and the critic's targets, [N, T] both."""
@@ -93,6 +95,8 @@ class GAE:
             targets = generalized_advantages(*given, self.critic_lam)
         returns = (targets + experience.values) * mask
         metrics = describe_values(replace(experience, returns=returns))
+        if self.length_alpha > 0:
+            metrics["lam"] = self.watch.look(self._lam(mask))
         return Estimate(advantages, returns, metrics, to_come=rewards_to_go(experience.rewards, mask, self.gamma))
 
     def _lam(self, mask: torch.Tensor) -> float | torch.Tensor:

@@ -18,6 +18,9 @@ What a step is credited with:
 
 A state that leaves an answer no room below `params.max_tokens` has no value of its own: there, "progress" sees no
 change, and "value" goes straight to the reward.
+
+Where the policy announces answers in another form than the template's, every V is next to 0 and says nothing; a warning
+says so (rl/credit_watch.py).
 """
 
 import math
@@ -30,6 +33,7 @@ from espalier.rl.credit.process_credit import check_value_scale
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import fill_values, step_advantages
 from espalier.rl.credit.token_maps import spread_steps
+from espalier.rl.credit_watch import TemplateWatch
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 
@@ -60,6 +64,7 @@ class GoldLikelihood:
         check_answer_template(answer_template)
         self.answer_template, self.form, self.weight = answer_template, form, weight
         self.per_token, self.counts_end = per_token, counts_end
+        self.watch = TemplateWatch(answer_template)
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step; a collective call.
@@ -85,6 +90,7 @@ class GoldLikelihood:
             else:
                 changes = step_advantages(fill_values(along, own[-1] if own else 0.0))
                 rows.append([gain + self.weight * change for change in changes])
+        self.watch.look(groups, known)
         every = [value for row in known for value in row]
         metrics = {"gold_likelihood": sum(every) / max(1, len(every))}
         return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=values)

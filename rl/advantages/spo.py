@@ -2,7 +2,8 @@
 
 Where a sampled token was improbable the policy might have gone another way, so the value of a state changes there and
 hardly between. Segments end after cut points of that kind, and only improbable tokens get an advantage (the
-probability mask); the loss is divided by all tokens all the same.
+probability mask). The published code leaves the other tokens out of the loss's mean, too; here the loss is divided by
+all tokens, so that a step is smaller by their share, which Adam takes no notice of where no gradient is clipped.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ Every check takes the config of a run, raises BadConfig in one line that names t
 
 from espalier.rl.combinations.components import reward_range
 from espalier.rl.combinations.critic import check_critic_range, check_implicit_reward, reads_start
-from espalier.rl.combinations.estimator import check_estimator, check_samples
+from espalier.rl.combinations.estimator import check_enumerable, check_estimator, check_samples
 from espalier.rl.combinations.numbers import check_numbers, check_schedules
 from espalier.rl.combinations.reward import check_proper_score, check_step_rewards, check_value_scale, check_verifiers
 from espalier.rl.combinations.sampling import (
@@ -25,6 +25,7 @@ __all__ = [
     "check_combinations",
     "check_correction",
     "check_critic_range",
+    "check_enumerable",
     "check_estimator",
     "check_filter",
     "check_implicit_reward",
@@ -50,6 +51,7 @@ def check_combinations(config: RLConfig) -> None:
     check_schedules(config)
     check_filter(config)
     check_estimator(config)
+    check_enumerable(config)
     check_tree(config)
     check_staleness(config)
     check_sleep(config)

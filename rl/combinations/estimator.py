@@ -1,6 +1,6 @@
 """The estimator of advantages, and further ones, beside critic, KL penalty, whitening and the size of a group."""
 
-from espalier.rl.combinations.components import component_settings, demand
+from espalier.rl.combinations.components import component_settings, demand, estimators_of
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 
@@ -28,6 +28,16 @@ def check_estimator(config: RLConfig) -> None:
     demand(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
            "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
            "rollout.group_size=1 always do: set it to true")  # fmt: skip
+
+
+def check_enumerable(config: RLConfig) -> None:
+    """True values on a task whose solutions have no position."""
+    task = component_settings(config.task)
+    for key, kind, _ in estimators_of(config):
+        reads = getattr(kind, "reads_positions", False)
+        demand(not reads or task is None or hasattr(task[0], "position"),
+               f"{key}: {kind.__name__} computes values on tasks that can be enumerated, and this one has no "
+               "`position` (data/tasks/enumerable.py): choose task=word_arithmetic or another estimator")  # fmt: skip
 
 
 def check_samples(config: RLConfig) -> None:

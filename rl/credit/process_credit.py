@@ -35,6 +35,16 @@ def check_value_scale(rewards: Sequence[float]) -> None:
                        "reward from 0 to 1")  # fmt: skip
 
 
+def score_gap(scores: Sequence[Sequence[float]], rewards: Sequence[float]) -> float:
+    """Return how far the scores of inner states are above the rewards of the rollouts that passed them, in the mean.
+
+    A rollout's reward is a sample of the value of every state that it passed, so that of values this is 0 but for
+    chance. 0 where there is no inner state.
+    """
+    gaps = [score - reward for row, reward in zip(scores, rewards, strict=True) for score in row[:-1]]
+    return sum(gaps) / max(1, len(gaps))
+
+
 def lowest_to_come(scores: Sequence[float]) -> list[float]:
     """Find for every step the lowest score from it on."""
     found: list[float] = []

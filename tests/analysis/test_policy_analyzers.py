@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,10 +21,14 @@ from espalier.analysis.analyzers.gradient_variance import (
     token_advantages,
 )
 from espalier.analysis.analyzers.policy_distance import MeasurePolicyDistance, response_sums, weight_distance
-from espalier.data.jsonl import write_records
+from espalier.data.jsonl import write_json, write_records
 from espalier.data.records import BadInput, StepValues, Trajectory
-from espalier.models.load import BadModel, load_policy
+from espalier.data.steps import Decoder
+from espalier.models.load import BadModel, load_policy, load_tokenizer
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.run_dir import model_fingerprint
+
+Row = TypeVar("Row", StepValues, Trajectory)
 
 
 def context(folder: Path) -> StageContext:
@@ -34,6 +40,19 @@ def row(name: str, ids: list[int], values: list[float | None], is_correct: bool)
     size = len(ids)
     return StepValues(name, name.partition("/")[0], "Q", ["s"] * size, [5, 6], ids, list(range(1, size + 1)),
                       [*values, float(is_correct)], [0] * size, [0] * size, is_correct)  # fmt: skip
+
+
+def in_words(folder: Path, rows: Sequence[Row]) -> list[Row]:
+    """The rows with what their tokens read as, one step for all of them."""
+    decode = Decoder(load_tokenizer(str(folder)))
+    return [replace(row, steps=[decode(row.response_ids)] + [""] * (len(row.steps) - 1)) for row in rows]
+
+
+def sampled(path: Path, policy: Path, temperature: float) -> None:
+    """The provenance of a file that this policy sampled."""
+    config = {"policy": str(policy), "params": {"temperature": temperature}}
+    write_json(path.with_suffix(".meta.json"),
+               {"config": config, "inputs": {str(policy): model_fingerprint(str(policy))}})  # fmt: skip
 
 
 ROWS = [row("p/0", [7, 8, 9], [0.5, 0.75], True), row("p/1", [7, 9], [0.25], False), row("p/2", [8], [], False),
@@ -123,7 +142,7 @@ def test_problems_are_dealt_whole_into_batches_of_one_size() -> None:
 
 def test_the_stage_measures_both_kinds_of_credit_on_the_same_batches(tiny_policy: Path, tmp_path: Path) -> None:
     rows = [row(f"{problem}/{n}", [7, 8 + n], [0.5], n == 0) for problem in "abcd" for n in (0, 1)]
-    write_records(tmp_path / "values.jsonl", rows)
+    write_records(tmp_path / "values.jsonl", in_words(tiny_policy, rows))
     paths = {"mc": str(tmp_path / "values.jsonl")}
 
     def stage(**settings: Any) -> MeasureGradientVariance:
@@ -139,6 +158,30 @@ def test_the_stage_measures_both_kinds_of_credit_on_the_same_batches(tiny_policy
         stage(num_batches=1).run(paths["mc"], context(tmp_path))
     with pytest.raises(BadInput, match="choose another name"):
         stage(estimates={"outcome": paths["mc"]}).run(paths["mc"], context(tmp_path))
+
+
+def test_gradients_of_rollouts_of_another_policy_temperature_or_tokenizer_are_refused(
+    tiny_policy: Path, moved_policy: Path, tmp_path: Path
+) -> None:
+    rows = [row(f"{problem}/{n}", [7, 8 + n], [0.5], n == 0) for problem in "abcd" for n in (0, 1)]
+    values, trajectories = tmp_path / "values.jsonl", tmp_path / "trajectories.jsonl"
+    write_records(values, in_words(tiny_policy, rows))
+    write_json(tmp_path / "values.meta.json", {"config": {"stage": {"trajectories": str(trajectories)}}})
+
+    def run(temperature: float = 1.0) -> None:
+        stage = MeasureGradientVariance(str(tiny_policy), {"mc": str(values)}, 2, temperature, 8, 0)
+        stage.run(str(values), context(tmp_path))
+
+    sampled(trajectories, tiny_policy, 0.7)
+    run(0.7)
+    with pytest.raises(BadInput, match=r"sampled at temperature 0\.7, and .* is 1: set stage\.temperature=0\.7"):
+        run()
+    sampled(trajectories, moved_policy, 1.0)
+    with pytest.raises(BadInput, match=r"trajectories\.jsonl was sampled by .*moved, and .* has other weights"):
+        run()
+    write_records(values, rows)
+    with pytest.raises(BadInput, match="reads the sampled ids of 'a/0': its tokens do not read as its text"):
+        run()
 
 
 def weights(folder: Path, **tensors: list[float]) -> str:
@@ -183,7 +226,7 @@ def test_kl_from_the_start_is_the_mean_log_ratio_of_whole_responses(
 ) -> None:
     rows = [Trajectory(f"{name}/0", name, "Q", "ab", ["ab"], [5, 6], ids, [len(ids)], "stop", "1", "1", True)
             for name, ids in (("p", [7, 8, 9]), ("q", [10]))]  # fmt: skip
-    write_records(tmp_path / "samples.jsonl", rows)
+    write_records(tmp_path / "samples.jsonl", in_words(tiny_policy, rows))
     policy, start = load_policy(str(moved_policy)), load_policy(str(tiny_policy))
     with torch.no_grad():
         gaps = [float((plain_logprob(policy, one) - plain_logprob(start, one)).sum()) for one in rows]
@@ -200,3 +243,25 @@ def test_kl_from_the_start_is_the_mean_log_ratio_of_whole_responses(
         MeasurePolicyDistance(str(tiny_policy), policies, {"other": "f"}, 1.0, 8).run("", context(tmp_path))
     with pytest.raises(BadInput, match="must map policies"):
         MeasurePolicyDistance(str(tiny_policy), policies, "f.jsonl", 1.0, 8).inputs()
+
+
+def test_samples_of_another_policy_or_temperature_say_nothing_of_the_distance(
+    tiny_policy: Path, moved_policy: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    write_records(
+        path, in_words(tiny_policy, [Trajectory("p/0", "p", "Q", "", [""], [5], [7], [1], "stop", "", "", True)])
+    )
+
+    def kl() -> Any:
+        stage = MeasurePolicyDistance(str(tiny_policy), {"m": str(moved_policy)}, {"m": str(path)}, 1.0, 8)
+        return stage.run("", context(tmp_path))["policies"]["m"]["kl"]
+
+    sampled(path, moved_policy, 1.0)
+    assert kl() is not None
+    sampled(path, moved_policy, 0.0)
+    with pytest.raises(BadInput, match=r"sampled at temperature 0, .* greedy ones are no draws"):
+        kl()
+    sampled(path, tiny_policy, 1.0)
+    with pytest.raises(BadInput, match="has other weights: name the samples of that policy"):
+        kl()

@@ -46,6 +46,21 @@ def test_what_a_policy_has_cost_are_the_iterations_before_it(tmp_path: Path) -> 
     assert found["curves"]["explained_variance"] is None  # a run without a critic
 
 
+def test_a_run_whose_credit_is_made_by_a_reward_model_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reward model's samples are in no line of the run."""
+    run = write_run(tmp_path / "a", [0.2, 0.4])
+    config = {"model": {"path": "SFT"}, "critic": {"model": {"path": "SFT"}}, "advantage": {"divide_by_std": True}}
+    (run / "config.yaml").write_text(json.dumps(config))
+    curves(str(run), tmp_path)
+    assert not caplog.records
+    reward = {"terms": {"process": {"path": "PRM", "form": "minimum"}, "outcome": {"right": 1.0}}}
+    (run / "config.yaml").write_text(json.dumps({**config, "reward": reward}))
+    curves(str(run), tmp_path)
+    assert "its credit is made by PRM: the samples and the training of that before the run are in none" in caplog.text
+
+
 def test_an_evaluation_is_of_the_policy_after_its_lines_updates(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.2, 0.4])
     append(run, {"step": 0, "eval/accuracy": 0.1})

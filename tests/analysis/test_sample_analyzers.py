@@ -1,5 +1,6 @@
 """Diversity, problems hit and credit along solutions, on a few samples whose figures are computed by hand."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,20 @@ def test_hits_of_a_run_are_those_of_its_sampled_rollouts(tmp_path: Path) -> None
     found = CountHits(str(run)).run("", context(tmp_path))
     assert [row["once_hit"] for row in found["rounds"]] == [0.0, 1.0]
     assert found["never_hit"] == {}
+
+
+def test_hits_of_a_run_that_wrote_one_of_eight_rollouts_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_samples(tmp_path / "run", [sampled("p", 1, [0.0], [], False)])
+    config = {"rollout": {"group_size": 8}, "samples": {"rollouts_per_problem": 1}}
+    (run / "config.yaml").write_text(json.dumps(config))
+    CountHits(str(run)).run("", context(tmp_path))
+    assert "7 rollouts of every group were not written down" in caplog.text
+    caplog.clear()
+    (run / "config.yaml").write_text(json.dumps({**config, "samples": {"rollouts_per_problem": 0}}))
+    CountHits(str(run)).run("", context(tmp_path))
+    assert not caplog.records
 
 
 def test_credit_along_the_way_by_hand(tmp_path: Path) -> None:

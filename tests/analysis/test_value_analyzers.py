@@ -1,6 +1,7 @@
 """Value error and action ranking on four states whose figures are computed by hand."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,10 @@ import torch
 from espalier.analysis.analyzers.action_ranking import MeasureActionRanking, best_points, pair_points
 from espalier.analysis.analyzers.estimated_states import estimated_states
 from espalier.analysis.analyzers.value_error import MeasureValueError, slope
-from espalier.data.jsonl import write_records
+from espalier.data.jsonl import write_json, write_records
 from espalier.data.records import BadInput, StepScores, StepValues
+from espalier.data.steps import Decoder
+from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_critic
 from espalier.pipeline.stage import StageContext
 
@@ -160,18 +163,41 @@ def test_files_that_do_not_belong_together_end_in_one_line(tmp_path: Path, files
         MeasureActionRanking(scores, min_gap=0.1, min_actions=3).run(truth, context(truth))
 
 
+def test_estimates_of_the_references_own_completions_are_refused(tmp_path: Path, files: tuple[str, str]) -> None:
+    """Provenance says what both were made of: the same file of completions, then another one."""
+    smoothed = tmp_path / "smoothed.jsonl"
+    write_records(smoothed, TRUTH)
+    for name, digest in (("truth", "aa"), ("smoothed", "aa")):
+        meta = {"config": {"input": "many.jsonl"}, "inputs": {"many.jsonl": digest}}
+        write_json(tmp_path / f"{name}.meta.json", meta)
+    with pytest.raises(BadInput, match=r"smoothed\.jsonl was made of the same completions as .*truth\.jsonl"):
+        MeasureValueError({"smoothed": str(smoothed)}).run(files[0], context(files[0]))
+    write_json(tmp_path / "smoothed.meta.json", {"config": {"input": "few.jsonl"}, "inputs": {"few.jsonl": "bb"}})
+    found = MeasureValueError({"smoothed": str(smoothed)}).run(files[0], context(files[0]))
+    assert found["estimators"]["smoothed"]["error"]["mean"] == 0.0
+    with pytest.raises(BadInput, match="is the input itself"):
+        MeasureValueError(str(tmp_path / "x" / ".." / "truth.jsonl")).run(files[0], context(files[0]))
+
+
 def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: Path, files: tuple[str, str]) -> None:
     torch.manual_seed(0)
+    decode = Decoder(load_tokenizer(str(tiny_policy)))
+    read = [replace(row, steps=[decode(row.response_ids), *[""] * (len(row.steps) - 1)]) for row in TRUTH]
+    write_records(Path(files[0]), read)
     for form, shape in (("linear", lambda value: value), ("probability", torch.sigmoid)):
         critic = load_critic(str(tiny_policy), "policy", "eager").eval()
         critic.config.critic_form = form
         critic.save_pretrained(tmp_path / form)
+        load_tokenizer(str(tiny_policy)).save_pretrained(tmp_path / form)
         states = estimated_states(files[0], {"critic": str(tmp_path / form)}, context(files[0]))
         with torch.no_grad():  # prompt 9, response 1 2 3: the states 1 and 1 2 end at the places 1 and 2
             direct = shape(critic(input_ids=torch.tensor([[9, 1, 2, 3]])).logits[0, :, 0])
         found = [states["p", prefix].estimates["critic"] for prefix in ((1,), (1, 2))]
         assert found == pytest.approx([float(direct[1]), float(direct[2])], abs=1e-5)
         assert MeasureValueError(str(tmp_path / form)).inputs() == [str(tmp_path / form / "model.safetensors")]
+    write_records(Path(files[0]), TRUTH)  # other texts than their tokens read as
+    with pytest.raises(BadInput, match="reads the sampled ids of 'p/0': its tokens do not read as its text"):
+        estimated_states(files[0], {"critic": str(tmp_path / "linear")}, context(files[0]))
 
 
 def test_a_reward_model_is_not_read_as_a_critic(tiny_prm: Path, files: tuple[str, str]) -> None:

@@ -1,5 +1,6 @@
 """How often the chosen side of a pair is the worse one: by hand, against drawn values, the verdict and the refusal."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,40 @@ def test_a_step_pair_is_wrong_as_often_as_the_posteriors_say() -> None:
     assert evidence(pair("p/0#0>p/1#0", "step"), rows=rows, prior=None)["wrong_order"]["mean"] == 0.5
     ends = evidence(pair("p/0#1>p/1#0", "step"), rows=rows)["wrong_order"]["mean"]  # a right end over anything
     assert ends < 0.01
+
+
+def cut(name: str, rejected: StepValues, steps: int) -> PreferencePair:
+    """A pair whose rejected side ends behind a step."""
+    return replace(pair(name), rejected_ids=rejected.response_ids[: rejected.step_ends[steps - 1]])
+
+
+def test_a_cut_side_is_compared_after_equally_many_steps_where_completions_succeeded_behind_it() -> None:
+    """One completion each behind the first steps, of another state each: 1/6 or 5/6 as of a step pair."""
+    assert sides_of(cut("p/0>p/1", WRONG, 1), ROWS.get) == ((RIGHT, None), (WRONG, 1))
+    assert sides_of(replace(pair("p/0>p/1"), rejected_ids=WRONG.response_ids), ROWS.get)[1] == (WRONG, None)  # type: ignore[index]
+    assert count_pairs((RIGHT, None), (WRONG, 1)) == [((1, 4), (3, 4))]
+    assert count_pairs((RIGHT, None), (WRONG, 2)) == []  # 0 of 4: nothing speaks against the blame
+    short = row("p/4", [], is_correct=True)
+    assert count_pairs((short, None), (WRONG, 1)) == [((1000, 1000), (3, 4))]
+    good, bad = row("p/0", [0], is_correct=True, num=1), row("p/1", [1], is_correct=False, num=1)
+    rows = {one.id: one for one in (good, bad)}
+    found = evidence(cut("p/0>p/1", bad, 1), rows=rows)
+    assert (found["wrong_order"]["mean"], found["right_over_wrong"]) == (pytest.approx(5 / 6, abs=1e-4), 1)
+    lost = {one.id: one for one in (good, row("p/1", [0], is_correct=False, num=1))}
+    assert evidence(cut("p/0>p/1", lost["p/1"], 1), rows=lost)["wrong_order"]["mean"] == 0.0
+
+
+def test_pairs_cut_at_steps_that_lead_to_right_answers_are_refused(tmp_path: Path) -> None:
+    """A reward model that blames the first step of every wrong solution: all of their completions are right."""
+    rows, pairs = [], []
+    for number in range(30):
+        good, bad = row(f"p{number}/0", [1, 4], is_correct=True), row(f"p{number}/1", [4, 0], is_correct=False)
+        rows += [good, bad]
+        pairs.append(cut(f"{good.id}>{bad.id}", bad, 1))
+    with pytest.raises(BadInput, match=r"'would harm': (9\d|100) % .* of 30 pairs are expected in the wrong order"):
+        ran(tmp_path, pairs, rows)
+    whole = [replace(one, rejected_ids=bad.response_ids) for one, bad in zip(pairs, rows[1::2], strict=True)]
+    assert ran(tmp_path, whole, rows)["verdict"] == "in order"
 
 
 def test_the_expected_share_is_that_of_drawn_values() -> None:

@@ -318,6 +318,21 @@ def test_any_advantage_config_can_be_a_further_estimator() -> None:
     assert list(made) == ["grpo", "rloo", "vineppo", "segments"]
 
 
+def test_the_true_values_can_stand_beside_the_runs_own_estimator() -> None:
+    config = config_of("estimators=with_exact")
+    check_combinations(config)
+    made = make_further_estimators(config, dataclasses.replace(PARAMS, n=config.rollout.group_size))
+    assert list(made) == ["grpo", "rloo", "exact"]
+    assert not made["exact"].samples_more
+
+
+@pytest.mark.parametrize("asks", ["advantage=exact", "estimators=with_exact"])
+def test_true_values_of_a_task_that_cannot_be_enumerated_are_refused_before_anything_starts(asks: str) -> None:
+    with pytest.raises(BadConfig, match=r"exact: ExactAdvantage computes values .* has no `position`|advantage: Exact"):
+        check_combinations(config_of(asks, "task=gsm8k", "task.path=FOLDER"))
+    check_combinations(config_of(asks, "task=rule_logic"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -412,10 +412,28 @@ def test_states_cut_from_other_trajectories_are_refused_or_give_no_label(tmp_pat
     trajectories, states, sampled = files(tmp_path, [Completion("q/0#1/0", "q/0#1", "q", "", [], "stop", None, True)])
     write_records(states, [state])
     context = StageContext(None, Path("unused"), 10.0)
-    with pytest.raises(BadInput, match="no completions for state 'p/0#1': cut and complete these trajectories"):
+    with pytest.raises(BadInput, match=r"s\.jsonl: state 'q/0#1' lies on no trajectory of .*t\.jsonl: name the traj"):
         list(EstimateValues(trajectories, states).run(sampled, context))
     rows = list(EstimateValues(trajectories, states, "first_error").run(sampled, context))
     assert rows[1].labels == [1.0, 1.0, None, None, 0.0]
+
+
+def test_a_state_that_was_not_cut_has_no_value_and_the_step_into_it_no_label(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """States from the third step on (stage.first_step=3): of five inner ones the first two are left."""
+    caplog.set_level(logging.INFO)
+    trajectories, states, sampled = files(tmp_path, [row for row in ALL if row.state_id in ("p/0#3", "p/1#3", "p/1#4")])
+    write_records(states, [state for state in distinct_states([RIGHT, WRONG]) if state.step >= 3])
+    context = StageContext(None, Path("unused"), 10.0)
+    rows = list(EstimateValues(trajectories, states).run(sampled, context))
+    assert [row.values for row in rows] == [[None, None, 1.0, 1.0], [None, None, 0.0, 0.0, 0.0]]
+    assert [row.labels for row in rows] == [row.values for row in rows]
+    assert context.counts["states_not_cut"] == 2
+    assert "2 of 5 inner states were not cut and are left out: 4 of 9 steps have no label" in caplog.text
+    write_records(sampled, completions("p/0#3", 1))
+    with pytest.raises(BadInput, match=r"state 'p/1#3' has no completion \(2 such states\): finish sampling first"):
+        list(EstimateValues(trajectories, states).run(sampled, context))
 
 
 @pytest.mark.parametrize("estimator", ["counted", "smoothed", "first_error"])

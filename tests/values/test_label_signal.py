@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,8 @@ def test_a_few_good_states_among_many_without_a_success_are_weak() -> None:
     document = described(simulated(values, 4, per_problem=8))
     assert document["figures"]["share_zero"]["mean"] > 0.75
     assert document["verdict"] == WEAK
-    assert "complete more per state" in document["remedy"]
+    assert re.search(r"complete more per state \(params\.n >= \d+: ", document["remedy"])
+    assert re.search(r"spend them on late states \(values/cut_states stage\.first_step=\d: ", document["remedy"])
 
 
 @pytest.mark.skipif(not QUICK_START.is_file(), reason="no finished quick start in this checkout")

@@ -132,9 +132,10 @@ def test_a_completion_of_no_state_is_refused() -> None:
         count_sampled(distinct_states([ONE]), completions("p/9#1", True))
 
 
-def test_a_trajectory_whose_state_was_not_completed_is_refused() -> None:
-    with pytest.raises(BadInput, match="no completions for state 'p/1#1'"):
-        values_of(TWO, {})
+def test_a_state_of_which_nothing_is_known_has_no_value_and_never_0() -> None:
+    row = values_of(TWO, {})
+    assert row.values == [*[None] * (len(TWO.steps) - 1), float(TWO.is_correct)]
+    assert row.num_completions[:-1] == [0] * (len(TWO.steps) - 1)
 
 
 def test_the_stage_cuts_distinct_states(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""What the `X.meta.json` beside a file X says of where the file comes from, as far as it is there."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SampledBy:
+    """The policy that sampled a file of solutions, a fingerprint of its weights ("" where none is stored), and the
+    temperature (None where it is not stored)."""
+
+    policy: str
+    weights: str
+    temperature: float | None
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return what stands beside a file; empty where nothing does, or something else."""
+    beside = path.with_name(path.stem + ".meta.json")
+    try:
+        meta = json.loads(beside.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def sampled_by(path: Path) -> SampledBy | None:
+    """Return who sampled a file of solutions, None where its provenance does not say."""
+    meta = read_meta(path)
+    config = meta.get("config", {})
+    policy = config.get("policy")
+    if not policy or "inputs" not in meta:
+        return None
+    temperature = (config.get("params") or {}).get("temperature")
+    return SampledBy(policy, str(meta["inputs"].get(policy, "")), None if temperature is None else float(temperature))
+
+
+def counted_from(path: Path) -> str:
+    """Return the hash of the file that a stage made this one of (its `input`), "" where its provenance does not say."""
+    meta = read_meta(path)
+    return str(meta.get("inputs", {}).get(meta.get("config", {}).get("input"), ""))
+
+
+def stage_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of the stage that wrote a file, empty where its provenance does not say."""
+    settings = read_meta(path).get("config", {}).get("stage")
+    return settings if isinstance(settings, dict) else {}
