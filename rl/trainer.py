@@ -27,6 +27,7 @@ from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.learner import RunState, write_model
+from espalier.rl.ledger import read_waiting
 from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
@@ -237,6 +238,7 @@ class Trainer:
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
+            self.rollout_source.ledger.go_on(read_waiting(self.tracking.path))
         self.evaluation.accuracies = from_main_rank(lambda: read_accuracies(self.tracking.path))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
