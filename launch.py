@@ -8,17 +8,20 @@ docs/architecture.md, or 128 + the number of the signal that ended a rank before
 on to the ranks, which have `--shutdown_timeout` seconds (240 unless given) to save: then 143 or 130.
 
 `--max-restarts N` starts a run anew that lost a rank, an engine, a server or a machine (exit code 3, or a signal), on
-every machine, N times at most; it goes on from its last checkpoint. Not after other errors, as torchrun does.
+every machine, N times at most; it goes on from its last checkpoint. Not after other errors, as torchrun does. Machines
+that notice it at different times wait for one another: one failure is one start more on each of them.
 """
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from espalier.runtime.machine_starts import START, MachinesApart, MachineStarts
 from espalier.runtime.ranks import exit_code_of_ranks, may_start_again
 
 SHUTDOWN_SECONDS = 240
@@ -34,20 +37,35 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{__doc__}\ntorchrun's own arguments:\n")
     parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
     restarts, parsed.max_restarts = parsed.max_restarts, 0  # torchrun would start them again after any error
+    starts = _starts_of(parsed) if restarts else None
     try:
-        code = _launch(parsed)
+        code = _launch(parsed, starts)
         for number in range(restarts):
             if not may_start_again(code):
                 break
             print(f"the ranks ended with exit code {code}: started again ({number + 1} of {restarts})", file=sys.stderr)
             time.sleep(PAUSE_SECONDS)
-            code = _launch(parsed)
+            code = _launch(parsed, starts)
     except SignalException as error:  # torchrun's own handler stays, also between two starts
         return 128 + int(error.sigval)
     return code
 
 
-def _launch(parsed: argparse.Namespace) -> int:
+def _starts_of(parsed: argparse.Namespace) -> MachineStarts | None:
+    """Return where the starts of all machines are counted; None where each start makes a store of its own."""
+    from torch.distributed import run
+
+    try:
+        fewest, num_machines = run.parse_min_max_nnodes(parsed.nnodes)
+    except (RuntimeError, ValueError):  # torchrun says it
+        return None
+    is_static = parsed.rdzv_backend == "static" and not parsed.rdzv_endpoint and not parsed.standalone
+    if not is_static or fewest != num_machines or (num_machines == 1 and parsed.master_port is None):
+        return None
+    return MachineStarts(parsed.master_addr, parsed.master_port or 29500, parsed.node_rank == 0, num_machines)
+
+
+def _launch(parsed: argparse.Namespace, starts: MachineStarts | None) -> int:
     from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -60,6 +78,8 @@ def _launch(parsed: argparse.Namespace) -> int:
         )
         return 2
     try:
+        if starts is not None:
+            parsed.rdzv_id = os.environ[START] = starts.next()
         run.run(parsed)
     except ValueError as error:  # a number of ranks that is none, say
         print(f"error: launch.py: {error}", file=sys.stderr)
@@ -70,7 +90,7 @@ def _launch(parsed: argparse.Namespace) -> int:
             if code < 0 and code != -signal.SIGTERM:
                 print(f"rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
         return exit_code_of_ranks(code for *_, code in ended)
-    except DistError as error:
+    except (DistError, MachinesApart) as error:
         print(f"error: the machines of the run did not find one another: {str(error).splitlines()[0]}", file=sys.stderr)
         return 3
     return 0

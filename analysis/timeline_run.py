@@ -104,7 +104,8 @@ def fates_of(run: TimelineRun) -> Fates:
     """Return where the tokens of every iteration ended. What waits is what waited at its end; lost ones never came."""
     ages = sorted({int(found[1]) for row in run.rows for name in row if (found := _AGE.fullmatch(name))} | {0})
     names = {age: f"trained, age {age}" if age < _MOST_AGES else f"trained, age {_MOST_AGES} or more" for age in ages}
-    tokens = {name: [0.0] * len(run.rows) for name in [*names.values(), "agreeing", "filtered"]}
+    dropped = {"agreeing": "agreeing", "filtered": "filtered", "drawn_again": "drawn again after a stop"}
+    tokens = {name: [0.0] * len(run.rows) for name in [*names.values(), *dropped.values()]}
     tokens |= {name: [0.0] * len(run.rows) for name in ("dropped (agreeing or filtered)", "waiting", "lost, at least")}
     has_ledger = any("ledger/generated" in row for row in run.rows)
     for place, row in enumerate(run.rows):
@@ -112,8 +113,8 @@ def fates_of(run: TimelineRun) -> Fates:
         if "ledger/generated" in row:
             for age, name in names.items():
                 tokens[name][place] += row.get(f"ledger/trained_age_{age}", 0.0)
-            for name in ("agreeing", "filtered", "waiting"):
-                tokens[name][place] = row.get(f"ledger/{name}", 0.0)
+            for key, name in (dropped | {"waiting": "waiting"}).items():
+                tokens[name][place] = row.get(f"ledger/{key}", 0.0)
         else:  # all are of the version at hand
             trained = row.get("rollout/tokens", 0.0)
             tokens[names[0]][place] = trained

@@ -65,6 +65,7 @@ class Critic:
     micro_batch_tokens: int = 0
     folder = "critic"
     fits_returns = True
+    learns_in_score = False
 
     def __post_init__(self) -> None:
         check_schedule(self.config.schedule, "critic.schedule")

@@ -59,6 +59,7 @@ class ImplicitReward:
     watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
     folder = "implicit_reward"
     fits_returns = False
+    learns_in_score = True
 
     def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the rewards of its response tokens, after the steps on it. Raises NotFinite."""

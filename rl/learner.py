@@ -69,6 +69,8 @@ class Learner(Protocol):
     """Of its state in a checkpoint; "" is the top, the policy's."""
     fits_returns: bool
     """Whether it learns the estimator's returns."""
+    learns_in_score: bool
+    """Whether `score` takes steps already."""
 
     def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with what this network says of it before the policy's update."""

@@ -1,13 +1,15 @@
 """Where every sampled token of a run ended: the balance of an asynchronous run's rollouts.
 
-Tokens are those that rollouts drew themselves, from the first iteration after the program's start. A token that has
-come is trained on (by its age: how many versions the policy was ahead of the one that drew it), dropped as agreeing
-(dynamic sampling's surplus), dropped by the filter, or waiting in a batch that is drawn ahead. Both sides are counted
-where things happen, not one from the other, so that a batch that is lost or trained on twice shows.
+Tokens are those that rollouts drew themselves. A token that has come is trained on (by its age: how many versions the
+policy was ahead of the one that drew it), dropped as agreeing (dynamic sampling's surplus), dropped by the filter, or
+waiting in a batch that is drawn ahead; such a batch is drawn again where the program ends before it is trained on. Both
+sides are counted where things happen, not one from the other, so that a batch that is lost or trained on twice shows.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 from espalier.rl.types import RolloutGroup
 
@@ -23,14 +25,28 @@ def tokens_of(groups: Iterable[RolloutGroup]) -> int:
     return sum(len(rollout.drawn_ids) for group in groups for rollout in group.rollouts)
 
 
+def read_waiting(path: Path) -> int:
+    """Return the tokens that waited after the last iteration in a metrics.jsonl."""
+    rows = (json.loads(line) for line in path.read_text().splitlines()) if path.is_file() else ()
+    found = [row["ledger/waiting"] for row in rows if "ledger/waiting" in row]
+    return int(found[-1]) if found else 0
+
+
 class Ledger:
     """Counts of tokens; `max_age`: the oldest that are trained on."""
 
     def __init__(self, max_age: int):
         self.max_age = max_age
-        self.generated = self.agreeing = self.filtered = 0
+        self.generated = self.agreeing = self.filtered = self.drawn_again = 0
         self.trained: Counter[int] = Counter()
         self._before: dict[str, int] = {}
+
+    def go_on(self, waiting: int) -> None:
+        """Take over the tokens that waited when the program of before ended: they came there, and their batches are
+        drawn again."""
+        self.generated += waiting
+        self.drawn_again += waiting
+        self._before["generated"] = self.generated
 
     def train(self, groups: Iterable[RolloutGroup], version: int) -> None:
         """Take rollouts that the policy of `version` is trained on."""
@@ -42,11 +58,13 @@ class Ledger:
         """Return the balance as metrics: what came and where it went since the last call, and what waits; `waiting`:
         tokens in batches that nothing was taken from yet. Raises LedgerOpen."""
         trained = sum(self.trained.values())
-        if self.generated != trained + self.agreeing + self.filtered + waiting:
+        if self.generated != trained + self.agreeing + self.filtered + self.drawn_again + waiting:
             raise LedgerOpen(f"{self.generated} tokens came, and {trained} are trained on, {self.agreeing} dropped as "
-                             f"agreeing, {self.filtered} filtered, {waiting} waiting")  # fmt: skip
+                             f"agreeing, {self.filtered} filtered, {self.drawn_again} drawn again, {waiting} "
+                             "waiting")  # fmt: skip
         counts = {f"trained_age_{age}": self.trained[age] for age in range(self.max_age + 1)}
         counts |= {"agreeing": self.agreeing, "filtered": self.filtered, "generated": self.generated}
+        counts["drawn_again"] = self.drawn_again
         new = {name: count - self._before.get(name, 0) for name, count in counts.items()}
         self._before = counts
         return {f"ledger/{name}": float(value) for name, value in (new | {"waiting": waiting}).items()}

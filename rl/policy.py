@@ -80,6 +80,7 @@ class Policy:
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
     folder = ""
     fits_returns = False
+    learns_in_score = False
 
     def __post_init__(self) -> None:
         self.engine: Engine = self.loss.engine

@@ -44,6 +44,7 @@ class RolloutSource(Protocol):
     sampler: Sampler
     params: SamplingParams
     reward: Reward
+    ledger: Ledger
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Return scored groups that the policy of version `iteration` is to be trained on, the same on every rank."""

@@ -2,7 +2,8 @@
 
 A run stopped at any moment and started again goes on from its last checkpoint, an iteration border: problems,
 minibatches and learning rates are functions of the iteration's number, parameters and optimizer come back bit
-for bit. What the engine samples is its own.
+for bit. What the engine samples is its own. SIGTERM and SIGINT save one: that of the iteration before, at once, where
+this one has learnt nothing yet; else at its end.
 
 With several ranks rank 0 alone talks to the engine and scores, for as long as that takes (`from_main_rank`); all
 ranks hold all rollouts, and share the forward and backward passes.
@@ -11,10 +12,11 @@ ranks hold all rollouts, and share the forward and backward passes.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
@@ -26,6 +28,7 @@ from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.learner import RunState, write_model
+from espalier.rl.ledger import read_waiting
 from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
@@ -37,10 +40,12 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
+from espalier.runtime.errors import Stopped
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.sampling.client import HasEngines
 from espalier.training import checkpoint
+from espalier.training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +74,30 @@ class Trainer:
     loop: BackgroundLoop
     pad_id: int
     window: int | None = None
+    stop: StopSignals = field(default_factory=StopSignals, init=False)
     _counted: int = field(default=0, init=False)  # generated tokens that are in a row of metrics
     _steps: StepWatch = field(default_factory=StepWatch, init=False)
+    _saved: int = field(default=0, init=False)  # after how many iterations there is a checkpoint
+    _evaluated: dict[str, float] | None = field(default_factory=dict, init=False)  # of now; None: cut short
 
     # --- one iteration ------------------------------------------------------------------------------------------------
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """Make one iteration (from 0); return its metrics."""
+        """Make one iteration (from 0); return its metrics. Raises Stopped where a signal came before it has learnt
+        anything."""
         started, done = time.monotonic(), iteration + 1
         self.metrics.timeline.begin(done)
         sampler = self.rollout_source.sampler
-        groups = self.rollout_source(iteration)
+        with self._interruptible():
+            groups = self.rollout_source(iteration)
         if not self._asks_more(iteration):
             self.delivery.sleep()
         experience = self.make_experience(groups, iteration)
-        estimate, experience = self.estimate(groups, experience, iteration)
+        has_learnt = any(learner.learns_in_score for learner in self.update.learners)
+        with self._interruptible() if not has_learnt else nullcontext():
+            estimate, experience = self.estimate(groups, experience, iteration)
+        if not has_learnt and self.stop.agreed():
+            raise Stopped
         further, num_further = self.ask_further(groups, experience, iteration)
         self.delivery.sleep()
         updated = self.learn(experience, iteration)
@@ -221,12 +235,14 @@ class Trainer:
     def run(self) -> None:
         """Train, evaluate, save checkpoints."""
         config = self.config
-        first = checkpoint.resume(self.run_dir, self._state, self.problems.digest)
+        state = checkpoint.load(self.run_dir, self._state, self.problems.digest)
+        first = self._saved = state.step
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
+            self.rollout_source.ledger.go_on(read_waiting(self.tracking.path))
         self.evaluation.accuracies = from_main_rank(lambda: read_accuracies(self.tracking.path))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
@@ -237,26 +253,70 @@ class Trainer:
                     self.policy.average.start(weights)
                 self.delivery.make_room()
                 weights.on_all_ranks(lambda: self.loop.run(self._start(first, weights)))
-                is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
-                if is_new and config.evaluation.every > 0:
-                    self._evaluate(0)
-                self._write_timeline()
-                for iteration in range(first, self._last_iteration):
-                    if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
-                        break
-                    values = self.iterate(iteration)
-                    self.tracking.log(iteration + 1, values)
-                    self._write_timeline()
-                    if rewards is not None:
-                        rewards.add(iteration + 1, values)
-                    rate = values["rollout/tokens"] / values["seconds/iteration"]
-                    progress.update(iteration + 1, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
-                    self._after(iteration + 1)
-                    self._write_timeline()
+                with self.stop:
+                    self._go_on(first, state.is_evaluation_due, progress, rewards)
             finally:
                 if is_main_rank():
                     self.loop.run(self._stop())
-        self.tracking.close()
+                self.tracking.close()
+
+    def _go_on(self, first: int, is_evaluation_due: bool, progress: Progress, rewards: RewardWatch | None) -> None:
+        """Make all iterations from `first` on. Raises SystemExit, 143 or 130, after a signal."""
+        done = first
+        try:
+            is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
+            if is_evaluation_due:
+                self._saved = 0
+                self._after(first)
+                if self._saved != first:  # so that nobody evaluates it again
+                    self._save(first, self._evaluated)
+            elif is_new and self.config.evaluation.every > 0:
+                self._evaluate(0)
+            self._write_timeline()
+            for iteration in range(first, self._last_iteration):
+                if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
+                    break
+                values = self.iterate(iteration)
+                done = iteration + 1
+                self.tracking.log(done, values)
+                self._write_timeline()
+                if rewards is not None:
+                    rewards.add(done, values)
+                rate = values["rollout/tokens"] / values["seconds/iteration"]
+                progress.update(done, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
+                self._after(done)
+                self._write_timeline()
+                if self.stop.agreed():
+                    raise Stopped
+        except Stopped:
+            self._save_and_exit(done)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Have a signal end what engines are waited for within the block, on all ranks, by Stopped."""
+        self.loop.interrupts = self.stop.interrupts
+        try:
+            yield
+        finally:
+            self.loop.interrupts = nullcontext
+
+    def _save_and_exit(self, done: int) -> NoReturn:
+        """After a signal, with the state after iteration `done`; on every rank."""
+        self.stop.agreed()  # on its number
+        if done != self._saved:
+            self._save(done, self._evaluated)
+        log.info("stopped by a signal after iteration %d of %d: the same command goes on", done, self._last_iteration)
+        raise SystemExit(self.stop.exit_code)
+
+    def _save(self, done: int, evaluated: dict[str, float] | None) -> None:
+        """Write the checkpoint after iteration `done`, with its evaluation: empty where there is none, None where it
+        was cut short."""
+        config = self.config.checkpoints
+        metrics = {name: value for name, value in (evaluated or {}).items() if name.startswith("eval/")}
+        best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
+        state = checkpoint.TrainState(done, self.problems.digest, metrics, is_evaluation_due=evaluated is None)
+        checkpoint.save(self.run_dir, self._state, state, config.keep, best)
+        self._saved = done
 
     @property
     def _state(self) -> RunState:
@@ -314,22 +374,21 @@ class Trainer:
         """Evaluation, exported policy and checkpoint after iteration `done`, where they are due."""
         config = self.config
         is_last = done == self._last_iteration
-        found: dict[str, float] = {}
+        self._evaluated = {}
         if config.evaluation.every > 0 and (is_last or done % config.evaluation.every == 0):
-            found = self._evaluate(done)
+            self._evaluated = None
+            self._evaluated = self._evaluate(done)
         with self.metrics.clock.phase("save"):
             if config.checkpoints.export_every > 0 and done % config.checkpoints.export_every == 0:
                 folder = self.run_dir / "policies" / f"iteration-{done:06d}"
                 write_model(self.policy.save_model, self.rollout_source.sampler.tokenizer, folder)
             if config.checkpoints.save_every > 0 and not is_last and done % config.checkpoints.save_every == 0:
-                metrics = {name: value for name, value in found.items() if name.startswith("eval/")}
-                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.checkpoints.keep_best)
-                state = checkpoint.TrainState(done, self.problems.digest, metrics)
-                checkpoint.save(self.run_dir, self._state, state, config.checkpoints.keep, best)
+                self._save(done, self._evaluated)
 
     def _evaluate(self, version: int) -> dict[str, float]:
         """Return the metrics of an evaluation, logged."""
-        values = self.evaluation(version)
+        with self._interruptible():
+            values = self.evaluation(version)
         self.tracking.log(version, values)
         return values
 

@@ -4,7 +4,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, TypeVar
 
 R = TypeVar("R")
@@ -16,6 +17,8 @@ class BackgroundLoop:
     thread is started by the first call."""
 
     def __init__(self) -> None:
+        self.interrupts: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What every wait for a coroutine stands within; may raise, and interrupt it so."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -32,7 +35,8 @@ class BackgroundLoop:
 
         loop.call_soon_threadsafe(begin)
         try:
-            return ended.result()
+            with self.interrupts():
+                return ended.result()
         except BaseException:
             if not ended.done():
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())

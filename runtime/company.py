@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from espalier.runtime.errors import line_of
+from espalier.runtime.machine_starts import START
 from espalier.runtime.peers import END, START_SECONDS, Peers
 from espalier.runtime.ranks import rank, world_size
 
@@ -86,6 +87,8 @@ def _connect() -> tuple[Peers, Any]:
     limit = datetime.timedelta(seconds=START_SECONDS)
     try:
         found, *_ = next(iter(dist.rendezvous("env://", timeout=limit)))  # type: ignore[attr-defined]
+        if START in os.environ:  # what ranks of an earlier start have said may stand in it
+            found = dist.PrefixStore(os.environ[START], found)  # type: ignore[attr-defined]
         own = f"process {os.getpid()} on {socket.gethostname()}"
         if rank() == 0:
             return Peers(*_listen(found, own)), found

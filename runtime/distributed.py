@@ -19,6 +19,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from espalier.runtime.answers import packed, unpacked
 from espalier.runtime.company import company, peers, sharing_errors, store
+from espalier.runtime.errors import Stopped
 from espalier.runtime.ranks import is_main_rank as is_main_rank
 from espalier.runtime.ranks import rank as rank
 from espalier.runtime.ranks import world_size as world_size
@@ -120,15 +121,26 @@ def from_main_rank(call: Callable[[], T]) -> T:
     """Return what `call` returns (picklable) on rank 0, which alone makes the call, on every rank, however long that
     takes. On the others it is equal, and lists of numbers are smaller (`runtime.answers`).
 
-    What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code.
+    What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code. Stopped is an
+    answer like another: all ranks raise it, and go on together.
     """
     if world_size() == 1:
         return call()
-    answer = call() if is_main_rank() else None
+    answer = _answer_or_stopped(call) if is_main_rank() else None
     sent: list[Any] = [packed(answer) if is_main_rank() else None]
     _wait("the answer of rank 0")
     dist.broadcast_object_list(sent, src=0, device=device())
-    return answer if is_main_rank() else unpacked(sent[0])  # type: ignore[return-value]
+    found: Any = answer if is_main_rank() else unpacked(sent[0])
+    if isinstance(found, Stopped):
+        raise found
+    return found
+
+
+def _answer_or_stopped(call: Callable[[], T]) -> T | Stopped:
+    try:
+        return call()
+    except Stopped as stopped:
+        return stopped
 
 
 def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,10 @@ from espalier.runtime.config_errors import CONFIG_ERRORS, describe_config_error
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
+class Stopped(Exception):
+    """Raised where work is left undone because a signal came."""
+
+
 def exit_code_of(error: BaseException) -> int | None:
     """Return the exit code of an error that is explained in one line; None for one that needs a traceback."""
     if _is_storage(error):

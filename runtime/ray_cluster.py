@@ -191,7 +191,7 @@ def _places(wanted: Mapping[str, float], has: Mapping[str, float]) -> int:
 
 
 def _spelled(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{number:g} {name}{'s' * (number != 1)}" for name, number in resources.items())
+    return ", ".join(f"{number:g} {name}{'s' * (number != 1 and name.isupper())}" for name, number in resources.items())
 
 
 async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any:

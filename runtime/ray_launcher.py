@@ -159,7 +159,8 @@ class RayLauncher:
     """Args: `address` of the cluster ("auto": the one this machine is a node of; empty: a Ray of this machine, while
     the run lasts); `num_ranks`; `cpus_each` and `gpus_each` of a rank (0 or 1; null: 1 where the cluster has any);
     `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine or a node;
-    `start_seconds` to wait for room, and for a node that is to come back.
+    `start_seconds` to wait for room, and for a node that is to come back; `resources`, other ones of a rank, by which
+    nodes are told apart.
     """
 
     address: str = "auto"
@@ -169,6 +170,7 @@ class RayLauncher:
     placement: str = "PACK"
     max_restarts: int = 2
     start_seconds: float = 300.0
+    resources: Mapping[str, float] | None = None
     _signal: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +181,7 @@ class RayLauncher:
         self._wanted(0)  # a misspelt placement ends the run here
 
     def _wanted(self, gpus: int) -> Room:
-        resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {})
+        resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {}) | {**(self.resources or {})}
         return Room("ranks", self.num_ranks, resources, self.placement, "launcher")
 
     def run(self, command: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,13 +145,15 @@ async def _connected(address: tuple[str, int], token: bytes) -> socket.socket:
 class RayEngines(EnginePool):
     """Args, beside those of every pool: `address` of the cluster ("auto": the one this machine is a node of; empty: one
     on this machine, for as long as the client is open); `cpus_each` and `gpus_each` of an engine (null: as many GPUs as
-    its `options` need, where the cluster has any); `placement` of the engines (`runtime.ray_cluster.Room`).
+    its `options` need, where the cluster has any); `placement` of the engines (`runtime.ray_cluster.Room`);
+    `resources`, other ones of an engine, by which nodes are told apart.
     """
 
     address: str = ""
     cpus_each: int = 1
     gpus_each: int | None = None
     placement: str = "SPREAD"
+    resources: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         self.dtype = ON_NODES if self.dtype == "auto" else self.dtype
@@ -161,7 +163,7 @@ class RayEngines(EnginePool):
         self._joined = False
 
     def _wanted(self, gpus: int) -> Room:
-        resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {})
+        resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {}) | {**(self.resources or {})}
         return Room("engines", self.num_engines, resources, self.placement)
 
     async def open(self) -> None:

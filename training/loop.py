@@ -24,6 +24,7 @@ from espalier.data.examples.stored_examples import fingerprint_of
 from espalier.data.records import BadInput
 from espalier.models.precision import autocast
 from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
+from espalier.runtime.errors import Stopped
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.training import checkpoint
@@ -31,7 +32,7 @@ from espalier.training.engine import Engine
 from espalier.training.objectives.objective import MeasuresStep, Objective
 from espalier.training.reference_logprobs import ReferenceLogprobs
 from espalier.training.schedule import num_steps, rate_at
-from espalier.training.stopping import Stopped, StopSignals
+from espalier.training.stopping import StopSignals
 from espalier.training.sums import NotFinite, Sums
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT as a wish: the loop finishes its step, saves and ends with 128 + the signal's number.
 
 A second signal ends the process at once, as without this module, unless it follows within two seconds: Ctrl-C and
-schedulers signal a launcher and its ranks, and the launcher signals the ranks again.
+schedulers signal a launcher and its ranks, and the launcher signals the ranks again. So does the first one where
+another rank has failed already: there is nothing to save together.
 """
 
 import math
@@ -9,17 +10,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from espalier.runtime import process_lifetime as life
+from espalier.runtime.company import peers
 from espalier.runtime.distributed import sum_over_ranks
+from espalier.runtime.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Stopped(Exception):
-    """Raised where work is left undone because a signal came."""
 
 
 class StopSignals:
@@ -28,6 +29,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.number = 0
         self._noted_at = math.inf
+        self._is_waiting = False
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -36,12 +38,27 @@ class StopSignals:
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now - self._noted_at > life.REPEAT_SECONDS:
+        now, others = time.monotonic(), peers()
+        is_alone = others is not None and others.failure is not None
+        if is_alone or now - self._noted_at > life.REPEAT_SECONDS:
             self._restore()
             os.kill(os.getpid(), number)
             return
         self.number, self._noted_at = number, now
+        if self._is_waiting:
+            raise Stopped
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Raise Stopped as soon as a signal comes within the block, or where one has come: for waits of the main thread
+        that nothing is lost by."""
+        self._is_waiting = True
+        try:
+            if self.number:
+                raise Stopped
+            yield
+        finally:
+            self._is_waiting = False
 
     def _restore(self) -> None:
         for number, handler in self._old.items():

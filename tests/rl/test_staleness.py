@@ -259,6 +259,12 @@ def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
     assert [row["step"] for row in rows] == list(range(1, 7))
     assert {name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")} == {"rl-3", "rl-4", "rl-5"}
     assert rows[3]["ledger/generated"] == rows[3]["rollout/tokens"] + rows[3]["ledger/waiting"]
+    assert [row["ledger/drawn_again"] for row in rows] == [0, 0, 0, rows[2]["ledger/waiting"], 0, 0]
+    assert rows[2]["ledger/waiting"] > 0
+    came, trained, again = (
+        sum(row.get(name, 0) for row in rows) for name in ("ledger/generated", "rollout/tokens", "ledger/drawn_again")
+    )
+    assert came == trained + again, "over both parts of the run"
 
 
 class _Calls:
@@ -356,7 +362,7 @@ def test_a_ledger_that_does_not_close_ends_the_run(
     ledger.train(groups, 5)
     assert ledger.close(num) == {
         "ledger/trained_age_0": 0, "ledger/trained_age_1": num, "ledger/agreeing": 0, "ledger/filtered": 0,
-        "ledger/generated": 2 * num, "ledger/waiting": num,
+        "ledger/generated": 2 * num, "ledger/waiting": num, "ledger/drawn_again": 0,
     }  # fmt: skip
     ledger.train(groups, 5)  # twice
     with pytest.raises(LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"):
@@ -472,5 +478,5 @@ def test_metrics_of_an_asynchronous_run_are_defined(
     (row, _) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     page = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
     names = [name for name in row if name.startswith(("ledger/", "queue/")) or name in AGES]
-    assert len(names) == 11
+    assert len(names) == 12
     assert [name for name in names if not is_defined(name, page)] == []

@@ -52,6 +52,10 @@ def test_a_phase_of_rank_0_may_take_longer_than_any_groups_collective(ended: dic
     assert sorted(ended["long"].lines) == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_an_interrupted_answer_of_rank_0_rises_on_every_rank_and_they_go_on(ended: dict[str, Ended]) -> None:
+    assert ended["interrupted"].codes == [0, 0], ended["interrupted"]
+
+
 @pytest.mark.slow
 def test_ranks_of_unlike_machines_compute_in_one_precision(ended: dict[str, Ended]) -> None:
     assert ended["unlike"].codes == [0, 0], ended["unlike"]

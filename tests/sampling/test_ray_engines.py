@@ -190,6 +190,24 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
     )
 
 
+def test_engines_are_on_nodes_that_have_what_they_ask_for_besides(cluster: Any, tmp_path: Path) -> None:
+    """Apart from learners: of `ray start --resources '{"for_engines": 2}'`."""
+    made = cluster.add_node(num_cpus=2, resources={"for_engines": 2})
+
+    async def where(number: int) -> set[str]:
+        async with engines(tmp_path, num_engines=number, placement="SPREAD", resources={"for_engines": 1}) as client:
+            return set(ray.util.placement_group_table(client._group)["bundles_to_node_id"].values())
+
+    try:
+        with pytest.raises(
+            BadRoom, match="3 engines of 1 CPU, 1 for_engines each are wanted, and the cluster has room"
+        ):
+            asyncio.run(where(3))
+        assert asyncio.run(where(2)) == {made.node_id}
+    finally:
+        cluster.remove_node(made)
+
+
 def test_a_program_is_in_one_cluster(cluster: Any) -> None:
     assert join_cluster("auto") is False
     assert join_cluster(cluster.address) is False

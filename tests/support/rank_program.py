@@ -20,6 +20,7 @@ from espalier.runtime.distributed import (
     sum_over_ranks,
 )
 from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.errors import Stopped
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import StageConfig, TrainConfig
 from espalier.sampling.client import ServerGone
@@ -56,6 +57,12 @@ def work(scenario: str) -> None:
         from_main_rank(lambda: raise_(BadInput("x.jsonl:3: no id")))
     elif scenario == "server_gone":
         from_main_rank(lambda: raise_(ServerGone("no server answers")))
+    elif scenario == "interrupted":  # all go on together
+        for _ in range(2):
+            try:
+                from_main_rank(lambda: raise_(Stopped()))
+            except Stopped:
+                assert sum_over_ranks([rank() + 1.0]) == [3.0]
     elif scenario == "rank_1":  # while rank 0 waits in a collective
         if rank() == 1:
             raise BadInput("y.jsonl:7: no id")

@@ -1,11 +1,14 @@
 """A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking | further] | vineppo |
 prm_value | prime] [KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, an
 implicit one, or with
+`stopped` PPO whose rank 1 gets SIGTERM in the update of the second iteration, or with
 `one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first,
 and asks the sampler for more; with `further` that is asked about samples alone. Its sampler answers by the request
 alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
 delivered. Keys are those of main.py."""
 
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
 from espalier.rl.advantages.prime import PRIME
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.trainer import Trainer
 from espalier.rl.types import Estimate
 from espalier.runtime.distributed import process_group, rank
 from espalier.runtime.entrypoint import compose_config
@@ -42,6 +46,18 @@ class AskingGRPO(GRPO):
         return replace(
             estimate, advantages=advantages, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)}
         )
+
+
+def signal_in_update(trainer: Trainer) -> None:
+    """In that of the second iteration."""
+    step: Any = trainer.policy.step
+
+    def signals(experience: Any, rows: Any, number: int, sums: Any) -> Any:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(experience, rows, number, sums)
+
+    trainer.policy.step = signals  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -84,6 +100,8 @@ def main() -> None:
         if reference is not None and not given.lora:
             is_cut = (given.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
             assert {hasattr(weight, "ds_id") for weight in reference.parameters()} == {is_cut}
+        if "stopped" in sys.argv and rank() == 1:
+            signal_in_update(trainer)
         trainer.run()
         trainer.save_model()
 
