@@ -31,7 +31,13 @@ ROOM_OF_RANKS = "ESPALIER_ROOM"
 _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
+_GLANCE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
+HEAD_SECONDS = 30.0
+"""How long a cluster's head may be silent: one that keeps its tables in Redis goes on when it is started again. Ray
+itself ends a program after 60."""
+_TOKEN = ": is it Ray's port? A head asks for the token in the ~/.ray/auth_token of its machine, where there is one: copy \
+it here, or start every node with RAY_AUTH_MODE=disabled"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after `leave_cluster` would join again, for ever
@@ -79,11 +85,26 @@ def join_cluster(address: str, section: str = "client") -> bool:
         options |= {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False}
     try:
         with _own_signals():
-            ray.init(address=address or "local", **options)
+            try:
+                ray.init(address=address or "local", **options)
+            except ConnectionError:
+                if ":" not in address or not _show_token():
+                    raise
+                ray.init(address=address, **options)
     except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
         where = f"{section}.address={address}" if address else "Ray on this machine"
-        raise NoCluster(f"{where} cannot be had: {_first_line(error)}") from None
+        raise NoCluster(f"{where} cannot be had: {_first_line(error)}{_TOKEN if ':' in address else ''}") from None
     return True
+
+
+def _show_token() -> bool:
+    """Have Ray show the token of this home; say whether there is one. A head asks for the one that it was started with,
+    and unasked only programs that find their cluster themselves ("auto") show theirs."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return False
+    from ray._private.authentication import authentication_token_setup as tokens
+
+    return bool(tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False))
 
 
 def _check_reachable(address: str, section: str) -> None:
@@ -94,6 +115,42 @@ def _check_reachable(address: str, section: str) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise NoCluster(f"{section}.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless "
                         "it was started with another, or auto on a node of the cluster") from None  # fmt: skip
+
+
+def answers(address: str) -> bool:
+    """Say whether somebody listens at that HOST:PORT, which no call of Ray's says within a minute."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+class HeadWatch:
+    """A thread that calls `on_lost` once nobody has listened at the cluster's address for `HEAD_SECONDS`. It goes on
+    where the program waits for Ray. To be made where the cluster is joined."""
+
+    def __init__(self, on_lost: Callable[[str], None]):
+        self.address = cluster_address()
+        self.is_lost = False
+        self._on_lost = on_lost
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, name="head of the cluster", daemon=True).start()
+
+    def _watch(self) -> None:
+        heard = time.monotonic()
+        while time.monotonic() - heard < HEAD_SECONDS:
+            if self._is_over.wait(min(_GLANCE_SECONDS, HEAD_SECONDS / 4)):
+                return
+            if answers(self.address):
+                heard = time.monotonic()
+        self.is_lost = True
+        self._on_lost(f"the head of the Ray cluster at {self.address} does not answer any more")
+
+    def end(self) -> None:
+        """Look no more."""
+        self._is_over.set()
 
 
 def leave_cluster() -> None:
@@ -107,7 +164,14 @@ def leave_cluster() -> None:
 
     if not _within(_LEAVE_SECONDS, leave):
         log.warning("Ray does not let go of this program within %g s: it ends without", _LEAVE_SECONDS)
-        atexit.unregister(ray.shutdown)  # which would wait again
+        abandon_cluster()
+
+
+def abandon_cluster() -> None:
+    """End without leaving the cluster, which would wait for its head."""
+    import ray
+
+    atexit.unregister(ray.shutdown)
 
 
 def _within(seconds: float, function: Callable[[], R]) -> R | None:
@@ -337,7 +401,7 @@ def end_actor(handle: Any, name: str, seconds: float) -> Any:
     with suppress(ray.exceptions.RayError):  # it is gone, or does not answer in time
         found = ray.get(getattr(handle, name).remote(), timeout=seconds)
     with suppress(ray.exceptions.RayError):
-        ray.kill(handle)
+        _within(_REACH_SECONDS, lambda: ray.kill(handle))
     return found
 
 
