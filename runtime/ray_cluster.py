@@ -31,13 +31,11 @@ ROOM_OF_RANKS = "ESPALIER_ROOM"
 _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
-_GLANCE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
-HEAD_SECONDS = 30.0
-"""How long a cluster's head may be silent: one that keeps its tables in Redis goes on when it is started again. Ray
-itself ends a program after 60."""
-_TOKEN = ": is it Ray's port? A head asks for the token in the ~/.ray/auth_token of its machine, where there is one: copy \
-it here, or start every node with RAY_AUTH_MODE=disabled"
+_TOKEN = (
+    ". A head asks for the token in ~/.ray/auth_token where it was started with one: have the same file here, or start "
+    "Ray with RAY_AUTH_MODE=disabled on every node"
+)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after `leave_cluster` would join again, for ever
@@ -117,42 +115,6 @@ def _check_reachable(address: str, section: str) -> None:
                         "it was started with another, or auto on a node of the cluster") from None  # fmt: skip
 
 
-def answers(address: str) -> bool:
-    """Say whether somebody listens at that HOST:PORT, which no call of Ray's says within a minute."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
-class HeadWatch:
-    """A thread that calls `on_lost` once nobody has listened at the cluster's address for `HEAD_SECONDS`. It goes on
-    where the program waits for Ray. To be made where the cluster is joined."""
-
-    def __init__(self, on_lost: Callable[[str], None]):
-        self.address = cluster_address()
-        self.is_lost = False
-        self._on_lost = on_lost
-        self._is_over = threading.Event()
-        threading.Thread(target=self._watch, name="head of the cluster", daemon=True).start()
-
-    def _watch(self) -> None:
-        heard = time.monotonic()
-        while time.monotonic() - heard < HEAD_SECONDS:
-            if self._is_over.wait(min(_GLANCE_SECONDS, HEAD_SECONDS / 4)):
-                return
-            if answers(self.address):
-                heard = time.monotonic()
-        self.is_lost = True
-        self._on_lost(f"the head of the Ray cluster at {self.address} does not answer any more")
-
-    def end(self) -> None:
-        """Look no more."""
-        self._is_over.set()
-
-
 def leave_cluster() -> None:
     """Leave the cluster; one that was started here ends. A cluster whose head does not answer is left to itself."""
     import ray
@@ -164,14 +126,7 @@ def leave_cluster() -> None:
 
     if not _within(_LEAVE_SECONDS, leave):
         log.warning("Ray does not let go of this program within %g s: it ends without", _LEAVE_SECONDS)
-        abandon_cluster()
-
-
-def abandon_cluster() -> None:
-    """End without leaving the cluster, which would wait for its head."""
-    import ray
-
-    atexit.unregister(ray.shutdown)
+        atexit.unregister(ray.shutdown)  # which would wait again
 
 
 def _within(seconds: float, function: Callable[[], R]) -> R | None:

@@ -7,7 +7,6 @@ The checkout, the environment, the model and the run directory must be at the sa
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import signal
@@ -15,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,10 +27,8 @@ from espalier.runtime.ray_cluster import (
     ROOM_OF_RANKS,
     ActorLost,
     BadRoom,
-    HeadWatch,
     NoCluster,
     Room,
-    answers,
     call_actor,
     cluster_address,
     end_actor,
@@ -56,9 +52,6 @@ _END_SECONDS = 10.0
 _PAUSE_SECONDS = 2.0
 _GLANCE_SECONDS = 0.1
 _CHUNK = 1 << 16
-_LAST_SECONDS = 20.0  # that ranks have to save when the head is lost: Ray ends this program soon
-_BEFORE = "ESPALIER_LAUNCHED_BEFORE"
-"""The variable that tells a launcher, which was started in place of one whose cluster lost its head, what that had."""
 _SERIALS = itertools.count(1)
 
 
@@ -165,9 +158,9 @@ class _Rank:
 class RayLauncher:
     """Args: `address` of the cluster ("auto": the one this machine is a node of; empty: a Ray of this machine, while
     the run lasts); `num_ranks`; `cpus_each` and `gpus_each` of a rank (0 or 1; null: 1 where the cluster has any);
-    `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine, a node or the head;
-    `start_seconds` to wait for room, and for a node or a head that is to come back; `resources`, other ones of a rank,
-    by which nodes are told apart.
+    `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine or a node;
+    `start_seconds` to wait for room, and for a node that is to come back; `resources`, other ones of a rank, by which
+    nodes are told apart.
     """
 
     address: str = "auto"
@@ -179,8 +172,6 @@ class RayLauncher:
     start_seconds: float = 300.0
     resources: Mapping[str, float] | None = None
     _signal: int = field(default=0, init=False)
-    _num_restarts: int = field(default=0, init=False)
-    _ranks: list[_Rank] = field(default_factory=list, init=False)  # of the attempt at hand
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
@@ -202,73 +193,22 @@ class RayLauncher:
         loop = asyncio.get_running_loop()
         for stopping in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(stopping, self._stop, stopping)
-        before = json.loads(os.environ.pop(_BEFORE, "{}"))
-        joined = await self._join(before.get("address", self.address), is_again=bool(before))
+        joined = join_cluster(self.address, "launcher")
         try:
-            return await self._attempts(command, before)
-        finally:
-            if joined:
-                leave_cluster()
-
-    async def _attempts(self, command: list[str], before: Mapping[str, Any]) -> int:
-        if self._signal:
-            return 128 + self._signal
-        # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them
-        gpus = self.gpus_each if self.gpus_each is not None else before.get("gpus", None)
-        gpus = int(has_gpus()) if gpus is None else int(gpus)
-        self._num_restarts = before.get("restarts", 0)
-        watch = HeadWatch(lambda why: asyncio.run(self._start_anew(why, gpus)))
-        try:
-            code = await self._attempt(command, gpus, is_first=not before)
-            while await self._may_start_again(code, watch) and self._num_restarts < self.max_restarts:
-                log.warning("the ranks ended with exit code %d: %s", code, self._count_restart())
+            # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them
+            gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
+            code = await self._attempt(command, gpus, is_first=True)
+            for number in range(self.max_restarts):
+                if self._signal or not may_start_again(code):
+                    break
+                times = f"{number + 1} of {self.max_restarts}"
+                log.warning("the ranks ended with exit code %d: started again (%s)", code, times)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 code = await self._attempt(command, gpus, is_first=False)
             return code
         finally:
-            watch.end()
-
-    async def _may_start_again(self, code: int, watch: HeadWatch) -> bool:
-        """Say so, once the head of the cluster answers: it is no use to ask a lost one for room."""
-        while code != 0 and not self._signal and (watch.is_lost or not await asyncio.to_thread(answers, watch.address)):
-            await asyncio.sleep(_GLANCE_SECONDS)
-        return not self._signal and may_start_again(code)
-
-    def _count_restart(self) -> str:
-        self._num_restarts += 1
-        return f"started again ({self._num_restarts} of {self.max_restarts})"
-
-    async def _join(self, address: str, is_again: bool) -> bool:
-        """Return whether the cluster was joined now; one that is to come back is waited for. Raises NoCluster."""
-        end = time.monotonic() + self.start_seconds
-        while True:
-            try:
-                return join_cluster(address, "launcher")
-            except NoCluster:
-                if not is_again or time.monotonic() > end:
-                    raise
-            if self._signal:
-                return False
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _start_anew(self, why: str, gpus: int) -> None:
-        """Where the cluster has lost its head: have the ranks save, and start this very command anew in place of this
-        process, which Ray would end soon; it waits for a head at the same address. Called in a thread of its own; no
-        call of Ray's is made that needs a head: it would not return."""
-        is_last = bool(self._signal) or self._num_restarts >= self.max_restarts
-        then = "run the same command when it is back" if is_last else f"{self._count_restart()} when it is back"
-        log.warning("%s: the ranks save and end; %s", why, then)
-        await _tell(self._ranks, self._signal or signal.SIGTERM)
-        end = time.monotonic() + _LAST_SECONDS
-        while any(rank.code is None for rank in self._ranks) and time.monotonic() < end:
-            await asyncio.sleep(_GLANCE_SECONDS)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if is_last:
-            os._exit(128 + self._signal if self._signal else _LOST)
-        address = cluster_address() if self.address else ""
-        os.environ[_BEFORE] = json.dumps({"address": address, "restarts": self._num_restarts, "gpus": gpus})
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+            if joined:
+                leave_cluster()
 
     def _stop(self, number: int) -> None:
         self._signal = number
@@ -284,7 +224,6 @@ class RayLauncher:
             try:
                 async with asyncio.timeout(self.start_seconds):
                     ranks = _in_order([_Rank(host, *await call_actor(host, "place")) for host in hosts])
-                    self._ranks = ranks
                     await self._start(ranks, command, gpus, group.id.hex(), is_first)
             except (ActorLost, TimeoutError) as error:
                 log.warning("the ranks were not started: %s", str(error) or f"not in {self.start_seconds:g} s")
@@ -293,7 +232,7 @@ class RayLauncher:
         finally:
             await asyncio.gather(*(asyncio.to_thread(end_actor, host, "end", _END_SECONDS) for host in hosts))
             with suppress(Exception):  # of a cluster that is gone
-                await asyncio.to_thread(release, group)
+                release(group)
 
     async def _unless_stopped(self, waiting: Any) -> Any:
         """Return what it returns, None where a signal came first."""

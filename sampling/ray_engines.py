@@ -6,22 +6,16 @@ talks with it over a socket between the two nodes. An engine is lost with its pr
 
 import asyncio
 import contextlib
-import logging
-import os
 import secrets
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.runtime.ranks import STARTED_BY
 from espalier.runtime.ray_cluster import (
     ActorLost,
-    HeadWatch,
     Room,
-    abandon_cluster,
     call_actor,
     end_actor,
     has_gpus,
@@ -40,8 +34,6 @@ from espalier.sampling.engine_arguments import ON_NODES, num_devices
 from espalier.sampling.engine_host import TOKEN_BYTES, EngineHost
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.kept_engines import engine_name
-
-log = logging.getLogger("sample")
 
 _END_SECONDS = 20.0
 _TAIL_SECONDS = 5.0
@@ -141,12 +133,6 @@ class RayEngine(EngineConnection):
         await super().close()
 
 
-def _stop_for(why: str) -> None:
-    """Stop this program as a signal does, with what it saves then: Ray would end it soon, without that."""
-    log.warning("%s: this program stops", why)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 async def _connected(address: tuple[str, int], token: bytes) -> socket.socket:
     end = await asyncio.to_thread(socket.create_connection, (address[0], address[1]), 10.0)
     end.setblocking(False)
@@ -175,7 +161,6 @@ class RayEngines(EnginePool):
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None
         self._joined = False
-        self._watch: HeadWatch | None = None
 
     def _wanted(self, gpus: int) -> Room:
         resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {}) | {**(self.resources or {})}
@@ -188,8 +173,6 @@ class RayEngines(EnginePool):
             self.model = str(Path(self.model).resolve())  # a node has another working directory
         self._joined = join_cluster(self.address)
         try:
-            if not os.environ.get(STARTED_BY):  # else the launcher of the ranks sees to it
-                self._watch = HeadWatch(_stop_for)
             gpus = self.gpus_each
             if gpus is None:
                 gpus = num_devices(self.options) if has_gpus() else 0
@@ -204,19 +187,12 @@ class RayEngines(EnginePool):
         """End the engines, give back what they had, leave the cluster."""
         await super().close()
         group, self._group = self._group, None
-        watch, self._watch = self._watch, None
-        is_lost = watch is not None and watch.is_lost
-        if watch is not None:
-            watch.end()
-        if group is not None and not is_lost:
+        if group is not None:
             with contextlib.suppress(Exception):  # of a cluster that is gone
                 release(group)
         if self._joined:
             self._joined = False
-            if is_lost:
-                abandon_cluster()
-            else:
-                leave_cluster()
+            leave_cluster()
 
     async def has_room(self, number: int) -> bool:
         """Say whether its place is on a node that lives: Ray gives it another one, once one is free."""

@@ -5,14 +5,16 @@
 #   bash scripts/ray_ssh.sh "node1 node2" main.py -cn exp/ppo/ppo_word_arithmetic launcher=ray launcher.num_ranks=8 ...
 #
 # Ends with the program's exit code, but with 0 where Ray itself cannot be started (symmetric-run does so): a run that has
-# no model/ is not finished. PORT (6379) is Ray's on the first machine, whose name the others must resolve.
+# no model/ is not finished. PORT (6379) is Ray's on the first machine, whose name the others must resolve. Whoever reaches
+# that port can run programs: where the machines' network is not your own, put the token of `ray get-auth-token --generate`
+# into ~/.ray/auth_token of each and set RAY_AUTH_MODE=token.
 set -euo pipefail
 read -ra hosts <<<"${1:?name the machines: \"node1 node2\"}"
 shift
 [[ -f ${1:-} ]] || { echo "error: ${1:-nothing} is no program: name main.py, vllm_inference.py, ..." >&2; exit 2; }
 printf -v words '%q ' .venv/bin/python "$@"
-printf -v line 'cd %q && exec .venv/bin/ray symmetric-run --address %q --min-nodes %d -- %s' \
-  "$PWD" "${hosts[0]}:${PORT:-6379}" "${#hosts[@]}" "$words"
+printf -v line 'cd %q && exec env RAY_AUTH_MODE=%q .venv/bin/ray symmetric-run --address %q --min-nodes %d -- %s' \
+  "$PWD" "${RAY_AUTH_MODE:-disabled}" "${hosts[0]}:${PORT:-6379}" "${#hosts[@]}" "$words"
 others=()
 trap 'for pid in "${others[@]}"; do kill "$pid" 2>/dev/null || true; done' EXIT
 for host in "${hosts[@]:1}"; do

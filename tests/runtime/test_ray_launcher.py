@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from espalier.runtime import ray_cluster, ray_launcher
+from espalier.runtime import ray_launcher
 from espalier.runtime.process_lifetime import is_running
 from espalier.runtime.ray_cluster import BadRoom, NoCluster, join_cluster, leave_cluster
 from espalier.runtime.ray_launcher import RayLauncher
@@ -170,67 +170,6 @@ def test_a_run_waits_for_a_node_in_place_of_the_lost_one(cluster: Any, tmp_path:
     assert_nothing_is_left(tmp_path, "waits")
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[Callable[[], Head]]:
-    """Starts heads at one address, each in place of the one before; none of them is this program's cluster."""
-    made: list[Head] = []
-    port = free_port()
-
-    def start() -> Head:
-        made.append(Head(port, tmp_path / f"head-{len(made)}.log"))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
-
-
-def without_its_head(folder: Path, address: str, **settings: Any) -> tuple[subprocess.Popen[bytes], Path]:
-    """A launcher that gives a head five seconds, and what it prints."""
-    (folder / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(folder / "program.py"), str(folder), "waits"]
-    lines = f"""
-from espalier.runtime import ray_cluster, ray_launcher
-ray_cluster.HEAD_SECONDS = 5.0
-raise SystemExit(ray_launcher.RayLauncher({address!r}, num_ranks=2, **{settings!r}).run({command!r}))
-"""
-    log = folder / "launcher.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-c", lines], cwd=ROOT, stdout=file, stderr=file)
-    wait_for(lambda: all(starts(folder, "waits", rank) for rank in range(2)))
-    return process, log
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_the_head_of_its_cluster_saves_and_is_started_again_when_that_is_back(
-    head: Callable[[], Head], tmp_path: Path
-) -> None:
-    first = head()
-    process, log = without_its_head(tmp_path, first.address)
-    pids = [starts(tmp_path, "waits", rank)[0]["pid"] for rank in range(2)]
-    first.lose()
-    wait_for(lambda: "started again (1 of 2) when it is back" in log.read_text())
-    wait_for(lambda: not any(map(is_running, pids)))
-    head()
-    assert process.wait(90) == 0, log.read_text()
-    assert log.read_text().count("saved") == 2, log.read_text()
-    assert [len(starts(tmp_path, "waits", rank)) for rank in range(2)] == [2, 2]
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_the_head_and_has_no_restart_left_ends_with_one_line(
-    head: Callable[[], Head], tmp_path: Path
-) -> None:
-    first = head()
-    process, log = without_its_head(tmp_path, first.address, max_restarts=0)
-    first.lose()
-    assert process.wait(60) == 3, log.read_text()
-    said = [line for line in log.read_text().splitlines() if "head of the Ray cluster" in line]
-    assert len(said) == 1, log.read_text()
-    assert "does not answer any more: the ranks save and end; run the same command when it is back" in said[0]
-    assert log.read_text().count("saved") == 2, log.read_text()
-
-
 def test_what_cannot_be_is_one_line(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(BadRoom, match=r"99 ranks of 1 CPU each are wanted, and the cluster has room for"):
         launch(tmp_path, "ends", num_ranks=99)
@@ -364,9 +303,41 @@ def test_a_run_that_is_started_again_wants_the_gpus_that_it_had(monkeypatch: pyt
 
     monkeypatch.setattr(ray_launcher, "has_gpus", lambda: next(seen))
     monkeypatch.setattr(ray_launcher, "join_cluster", lambda *_: False)
-    monkeypatch.setattr(ray_cluster, "cluster_address", lambda: "127.0.0.1:1")
-    monkeypatch.setattr(ray_launcher, "answers", lambda address: True)
     monkeypatch.setattr(ray_launcher, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(RayLauncher, "_attempt", attempt)
     assert RayLauncher().run(["program"]) == 0
     assert attempts == [(1, True), (1, False)]
+
+
+@pytest.mark.slow
+def test_a_head_that_asks_for_a_token_is_joined_by_its_address_where_the_token_is_in_this_home(tmp_path: Path) -> None:
+    homes = [tmp_path / "with_token", tmp_path / "without"]
+    for home in homes:
+        (home / ".ray").mkdir(parents=True)
+    (homes[0] / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    head = Head(free_port(), tmp_path / "head.log", homes[0])
+    code = f"""
+from espalier.runtime.ray_cluster import NoCluster, join_cluster
+try:
+    print("joined", join_cluster({head.address!r}, "launcher"))
+except NoCluster as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    try:
+        programs = [
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=environment | {"HOME": str(home)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for home in homes
+        ]
+        with_token, without = (program.communicate(timeout=120)[0] for program in programs)
+    finally:
+        head.end()
+    assert "joined True" in with_token
+    assert f"launcher.address={head.address} cannot be had: " in without
+    assert "have the same file here, or start Ray with RAY_AUTH_MODE=disabled on every node" in without

@@ -42,7 +42,6 @@ from espalier.sampling.client import Refused
 from espalier.sampling.engine_scorer import EngineScorer
 from espalier.sampling.ray_engines import RayEngines
 from tests.sampling.test_data_parallel_engines import TWO, opened, request, wait_until
-from tests.support.ray_head import Head, free_port
 
 ray = pytest.importorskip("ray")
 
@@ -315,41 +314,6 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "LINE client.address=127.0.0.1:1 cannot be had: " in done.stdout, done.stderr[-500:]
     assert time.monotonic() - started < 45
-
-
-@pytest.mark.slow
-def test_a_program_whose_cluster_loses_its_head_stops_as_by_a_signal_with_one_line(tmp_path: Path) -> None:
-    head = Head(free_port(), tmp_path / "head.log")
-    code = f"""
-import asyncio, signal, sys
-from espalier.runtime import ray_cluster
-from espalier.runtime.logs import set_up_logging
-from tests.sampling.test_ray_engines import engines
-from pathlib import Path
-ray_cluster.HEAD_SECONDS = 5.0
-set_up_logging()
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-async def run():
-    async with engines(Path({str(tmp_path)!r}), num_engines=1, address={head.address!r}):
-        print("open", flush=True)
-        await asyncio.sleep(90)
-asyncio.run(run())
-"""
-    log = tmp_path / "log"
-    try:
-        with log.open("wb") as file:
-            process = subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file)
-        end = time.monotonic() + 60
-        while "open" not in log.read_text():
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.1)
-        head.lose()
-        assert process.wait(60) == 143, log.read_text()
-        said = [line for line in log.read_text().splitlines() if "head of the Ray cluster" in line]
-        assert len(said) == 1, log.read_text()
-        assert said[0].endswith(f"at {head.address} does not answer any more: this program stops")
-    finally:
-        head.end()
 
 
 @pytest.mark.slow
