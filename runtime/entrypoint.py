@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -62,6 +62,7 @@ class BadConfig(ValueError):
     exit_code = 2
 
 
+@cache
 def register_schemas() -> None:
     """Put the root dataclasses where `defaults: [train_schema, ...]` finds them."""
     store = ConfigStore.instance()

@@ -27,6 +27,7 @@ import pytest
 from aiohttp import web
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from tests.support.parsed_once import parse_yaml_once
 
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
@@ -38,6 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "ESPALIER_TEST_CACHE" not in os.environ:
     os.environ["ESPALIER_TEST_CACHE"] = os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="espalier-examples-")
     atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
+
+parse_yaml_once()
 
 # Property tests draw the same examples for the same code, so that a suite's verdict can be had again; new
 # examples are sought by hand: `bash scripts/test.sh --hypothesis-profile=default` draws others at every run.

@@ -6,8 +6,10 @@ and byte-level BPE with 131k tokens. The third is the quick start's.
 """
 
 import json
+import tempfile
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,23 @@ _CHAT = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A tokenizer as the product loads it; the bytes of its tokens by id, none for a special token; and `original`,
-    mistral_common's own (encode, decode), None for the tiny one."""
+    """A tokenizer as the product loads it; what only some ask is made when it is asked for."""
 
     name: str
     folder: Path
     tokenizer: Any
-    token_bytes: dict[int, bytes]
-    original: Any = None
+
+    @cached_property
+    def token_bytes(self) -> dict[int, bytes]:
+        """The bytes of its tokens by id, none for a special token."""
+        return _token_bytes(self.name, self.tokenizer)
+
+    @property
+    def original(self) -> Any:
+        """mistral_common's own (encode, decode), None for the tiny one."""
+        if self.name == "tiny":
+            return None
+        return _tekken_original() if self.name == "tekken" else _sentence_piece_original()
 
     @property
     def is_sentence_piece(self) -> bool:
@@ -65,28 +76,36 @@ def build(name: str, folder: Path, num_ranks: int | None = None) -> Subject:
 
         return _saved(name, folder, build_tokenizer(_TINY_TEXTS, 320))
     if name == "tekken":
-        return _saved(name, folder, _tekken(folder, num_ranks), original=_tekken_original())
-    return _saved(name, folder, _sentence_piece(name == "sentencepiece"), original=_sentence_piece_original())
+        return _saved(name, folder, _tekken(num_ranks))
+    return _saved(name, folder, _sentence_piece(name == "sentencepiece"))
 
 
-def _saved(name: str, folder: Path, tokenizer: Any, original: Any = None) -> Subject:
+def _saved(name: str, folder: Path, tokenizer: Any) -> Subject:
     tokenizer.save_pretrained(folder)
     config = {"model_type": "llama", "vocab_size": len(tokenizer), "transformers_version": version("transformers")}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").touch()
     assert is_plain(str(folder)), "the light loader is to be measured"
-    loaded = load_tokenizer(str(folder))
-    return Subject(name, folder, loaded, _token_bytes(name, loaded), original)
+    return Subject(name, folder, load_tokenizer(str(folder)))
 
 
 def _fast(tokenizer: Any, **tokens: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **tokens)
+    # a copy: it is cached, and tokens are added to it
+    return PreTrainedTokenizerFast(tokenizer_object=deepcopy(tokenizer), clean_up_tokenization_spaces=False, **tokens)
 
 
 def _sentence_piece(is_legacy: bool) -> Any:
     """As a fast tokenizer, in one of its two forms."""
+    found = _fast(_sentence_piece_backend(is_legacy), bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+                  pad_token="</s>")  # fmt: skip
+    found.chat_template = _CHAT
+    return found
+
+
+@cache
+def _sentence_piece_backend(is_legacy: bool) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -100,9 +119,7 @@ def _sentence_piece(is_legacy: bool) -> Any:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
     )
-    found = _fast(backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>")
-    found.chat_template = _CHAT
-    return found
+    return backend
 
 
 @cache
@@ -124,27 +141,34 @@ def _pieces_and_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocab, merges
 
 
-def _tekken(folder: Path, num_ranks: int | None) -> Any:
-    from transformers.integrations.mistral import MistralConverter
-
-    path = data_folder() / BYTE_LEVEL
-    if num_ranks is not None:
-        table = json.loads(path.read_bytes())
-        table["vocab"] = table["vocab"][:num_ranks]
-        path = folder / "tekken_part.json"
-        path.write_text(json.dumps(table))
-    backend = MistralConverter(str(path)).converted()
-    found = _fast(backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+def _tekken(num_ranks: int | None) -> Any:
+    found = _fast(_tekken_backend(num_ranks), bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
     found.chat_template = _CHAT
     return found
 
 
+@cache
+def _tekken_backend(num_ranks: int | None) -> Any:
+    from transformers.integrations.mistral import MistralConverter
+
+    path = data_folder() / BYTE_LEVEL
+    if num_ranks is None:
+        return MistralConverter(str(path)).converted()
+    table = json.loads(path.read_bytes())
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as part:
+        json.dump({**table, "vocab": table["vocab"][:num_ranks]}, part)
+        part.flush()
+        return MistralConverter(part.name).converted()
+
+
+@cache
 def _sentence_piece_original() -> Any:
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
 
     return SentencePieceTokenizer(str(data_folder() / SENTENCE_PIECE))
 
 
+@cache
 def _tekken_original() -> Any:
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 

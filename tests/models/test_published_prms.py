@@ -54,21 +54,19 @@ def logits_of(folder: Path, auto: Any = AutoModelForCausalLM) -> Logits:
 
 
 def score(folder: Path, name: str, solutions: Sequence[Solution]) -> list[list[float]]:
-    return scores_by(PUBLISHED[name], folder, solutions)
+    return scorer_of(PUBLISHED[name], folder).scores(solutions)
 
 
-def scores_by(row: PublishedPRM, folder: Path, solutions: Sequence[Solution]) -> list[list[float]]:
-    scorer = PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, "fp32")
-    return scorer.scores(solutions)
+def scorer_of(row: PublishedPRM, folder: Path) -> PublishedScorer:
+    return PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, "fp32")
 
 
 def assert_exact(folder: Path, name: str, expected: Sequence[float], steps: Sequence[str] = STEPS) -> None:
     """The row's scores are those by hand, alone and beside another solution; and not one number for all steps."""
     other = Solution("other", "How many are 2 and 2?", [*steps[:2], "Step 3: It is 4.", "Step 4: So \\boxed{4}."])
-    alone, beside = (
-        score(folder, name, [Solution("mia", QUESTION, steps)])[0],
-        score(folder, name, [other, Solution("mia", QUESTION, steps)])[1],
-    )
+    scorer = scorer_of(PUBLISHED[name], folder)
+    alone = scorer.scores([Solution("mia", QUESTION, steps)])[0]
+    beside = scorer.scores([other, Solution("mia", QUESTION, steps)])[1]
     assert alone == pytest.approx([float(value) for value in expected], abs=2e-5)
     assert beside == pytest.approx(alone, abs=2e-5)
     assert len({round(value, 4) for value in alone}) == len(steps)
@@ -112,7 +110,7 @@ def test_rlhflow_as_some_evaluators_read_it(tokenizers: dict[str, Any], tmp_path
         ids = llama.apply_chat_template(talk, tokenize=True, return_dict=True)["input_ids"]
         expected.append(float(torch.softmax(logits(ids)[-3], dim=-1)[plus]))
     row = deviate(PUBLISHED["rlhflow"], {"after_question": "\n\n", "of_all": True})
-    found = scores_by(row, tmp_path, [Solution("mia", QUESTION, STEPS)])[0]
+    found = scorer_of(row, tmp_path).scores([Solution("mia", QUESTION, STEPS)])[0]
     assert found == pytest.approx(expected, abs=2e-5)
     with pytest.raises(BadModel, match=r"stage\.deviations\.of_all reads the whole vocabulary"):
         engine_form(str(tmp_path), row, llama)

@@ -1,13 +1,13 @@
 """Preference pairs as text → pair accuracy of a reward model of steps and of one of whole responses, by one command."""
 
 import json
-import subprocess
 from pathlib import Path
 
+from benchmarks.processes.forked import run_ranks
 from espalier.data.jsonl import read_records
 from espalier.data.ranked_responses import ResponseScores
 from espalier.data.records import StepScores
-from tests.support.scripts import ROOT
+from tests.support.scripts import Script
 
 TURN = {"role": "user", "content": "Tom has 4 pens and loses 1."}
 ROWS = [
@@ -19,13 +19,16 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_pairs_of_texts_reach_pair_accuracy_with_an_interval_by_one_command(tiny_prm: Path, tmp_path: Path) -> None:
+def test_pairs_of_texts_reach_pair_accuracy_with_an_interval_by_one_command(
+    tiny_prm: Path, script: Script, tmp_path: Path
+) -> None:
+    """The commands of the script, each in a forked child: the libraries are loaded once."""
     pairs, run = tmp_path / "pairs.jsonl", tmp_path / "run"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    command = ["bash", "scripts/prm_benchmark.sh", f"prm={tiny_prm},{tiny_prm}", "read_as=task,whole",
-               "task=word_arithmetic", f"pairs={pairs}", f"run={run}"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    commands = script(f"prm={tiny_prm},{tiny_prm}", "read_as=task,whole", "task=word_arithmetic", f"pairs={pairs}",
+                      f"run={run}", name="prm_benchmark.sh")  # fmt: skip
+    for program, *settings in commands:
+        assert run_ranks(program, settings, tmp_path / "log", 1) == [0], (tmp_path / "log").read_text()
     of_steps, whole = (json.loads((run / number / "pairs.json").read_text()) for number in "12")
     scores = {row.id: row.scores for row in read_records(StepScores, str(run / "1" / "pair_scores.jsonl"))}
     lowest = [[min(scores[f"line-{line}/{side}"]) for side in ("chosen", "rejected")] for line in range(1, 5)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.processes.forked import exit_code, start_program
 from espalier.data.failed_rows import read_failed
 from espalier.data.jsonl import read_records
 from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
@@ -147,10 +148,11 @@ def test_the_chat_caller_asks_an_openai_compatible_server(real_server: Any, tiny
 
 
 def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_policy: Path) -> None:
-    output = tmp_path / "teacher.jsonl"
-    printed = run(sys.executable, "openai_api_caller_v1.py", f"policy={tiny_policy}", f"output={output}",
-                  "client.model=m", "client.key_variable=ESPALIER_NO_SUCH_KEY", "requests.limit=2", code=2)  # fmt: skip
-    assert "error: the environment variable ESPALIER_NO_SUCH_KEY is not set" in printed
+    output, log = tmp_path / "teacher.jsonl", tmp_path / "log"
+    words = [f"policy={tiny_policy}", f"output={output}", "client.model=m", "client.key_variable=ESPALIER_NO_SUCH_KEY",
+             "requests.limit=2"]  # fmt: skip
+    assert exit_code(start_program("openai_api_caller_v1.py", words, log)) == 2
+    assert "error: the environment variable ESPALIER_NO_SUCH_KEY is not set" in log.read_text()
     assert not output.exists() or not output.read_text()
 
 
