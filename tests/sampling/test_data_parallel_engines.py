@@ -561,8 +561,6 @@ def test_the_engine_in_the_trainers_process_is_gone(old: str, new: str) -> None:
     )
 
 
-@pytest.mark.server
-@pytest.mark.timeout(600)
 def settled(run_dir: Path) -> tuple[str, str]:
     made = yaml.safe_load((run_dir / "config.yaml").read_text())
     return made["precision"], made["client"]["dtype"]
@@ -573,6 +571,8 @@ def settled(run_dir: Path) -> tuple[str, str]:
     ["data_parallel_engines_partial_block_cache", "ray_engines"],
 )
 @pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(600)
 def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     done = subprocess.run(
