@@ -32,6 +32,9 @@ _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
+TOKEN_VARIABLES = "RAY_AUTH_"
+"""What the variables begin with that say whether a cluster asks for a token, and which it is."""
+TOKEN_MODE = "RAY_AUTH_MODE"
 _TOKEN = (
     ". A head asks for the token in ~/.ray/auth_token where it was started with one: have the same file here, or start "
     "Ray with RAY_AUTH_MODE=disabled on every node"
@@ -91,14 +94,15 @@ def join_cluster(address: str, section: str = "client") -> bool:
                 ray.init(address=address, **options)
     except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
         where = f"{section}.address={address}" if address else "Ray on this machine"
-        raise NoCluster(f"{where} cannot be had: {_first_line(error)}{_TOKEN if ':' in address else ''}") from None
+        remedy = _TOKEN if isinstance(error, ConnectionError) and ":" in address else ""
+        raise NoCluster(f"{where} cannot be had: {_first_line(error)}{remedy}") from None
     return True
 
 
 def _show_token() -> bool:
     """Have Ray show the token of this home; say whether there is one. A head asks for the one that it was started with,
     and unasked only programs that find their cluster themselves ("auto") show theirs."""
-    if "RAY_AUTH_MODE" in os.environ:
+    if TOKEN_MODE in os.environ:
         return False
     from ray._private.authentication import authentication_token_setup as tokens
 

@@ -25,6 +25,8 @@ from espalier.runtime.process_lifetime import die_with_parent
 from espalier.runtime.ranks import STARTED_AGAIN, STARTED_BY, exit_code_of_ranks, may_start_again
 from espalier.runtime.ray_cluster import (
     ROOM_OF_RANKS,
+    TOKEN_MODE,
+    TOKEN_VARIABLES,
     ActorLost,
     BadRoom,
     NoCluster,
@@ -78,6 +80,7 @@ class RankHost:
         """Start the rank in that working directory with these variables beside the node's own. Return what forbids it,
         "" where nothing does."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment |= {name: value for name, value in os.environ.items() if name.startswith(TOKEN_VARIABLES)}
         try:
             self._process = subprocess.Popen(
                 command,
@@ -255,6 +258,7 @@ class RayLauncher:
             "RAY_ADDRESS": cluster_address(),
             ROOM_OF_RANKS: room,
             STARTED_AGAIN: "" if is_first else "1",
+            **{name: os.environ[name] for name in (TOKEN_MODE,) if name in os.environ},
         }
         for rank in ranks:
             beside = [other for other in ranks if other.node == rank.node]

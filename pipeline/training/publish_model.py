@@ -95,8 +95,12 @@ class PublishModel:
             context.counts["commit"] = commit = self._publish(folder, card, facts.config)
             if facts.config:
                 said = {"repository": self.repository, "commit": commit, "data_repository": self.data_repository}
-                with (folder.parent / PUBLISHED).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(said) + "\n")
+                try:
+                    with (folder.parent / PUBLISHED).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(said) + "\n")
+                except OSError as error:  # a run that is kept read-only: what is published stays so
+                    log.warning("%s cannot be written (%s): the run does not say where its model is published",
+                                folder.parent / PUBLISHED, error.strerror)  # fmt: skip
         return card
 
     def _publish(self, folder: Path, card: str, config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
-from espalier.models.load import load_policy
+from espalier.models.load import load_config, load_policy, positions_of
 from espalier.sampling.client import SamplingParams
 from espalier.search.expander import Expander
 from espalier.search.scorers.scorer import Batches
@@ -66,6 +66,10 @@ class ExactScorer:
     def models(self) -> dict[str, str]:
         """Return the policy's folder."""
         return {self.policy: ""}
+
+    def longest(self) -> int:
+        """Return what the policy takes."""
+        return positions_of(load_config(self.policy))
 
     async def open(self) -> None:
         """Load the policy in transformers, once."""

@@ -22,7 +22,7 @@ from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.combinations import check_staleness
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.iteration_metrics import IterationMetrics
-from espalier.rl.ledger import Ledger, LedgerOpen
+from espalier.rl.ledger import Ledger, LedgerOpen, read_waiting
 from espalier.rl.probes import watch
 from espalier.rl.probes.checks import VERSION, ProbeFailed
 from espalier.rl.rollout import Sampler
@@ -260,11 +260,24 @@ def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
     assert {name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")} == {"rl-3", "rl-4", "rl-5"}
     assert rows[3]["ledger/generated"] == rows[3]["rollout/tokens"] + rows[3]["ledger/waiting"]
     assert [row["ledger/drawn_again"] for row in rows] == [0, 0, 0, rows[2]["ledger/waiting"], 0, 0]
-    assert rows[2]["ledger/waiting"] > 0
     came, trained, again = (
         sum(row.get(name, 0) for row in rows) for name in ("ledger/generated", "rollout/tokens", "ledger/drawn_again")
     )
     assert came == trained + again, "over both parts of the run"
+
+
+def test_what_waited_when_a_program_ended_is_drawn_again_and_came_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_waiting(path) == 0
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in ({"ledger/waiting": 9.0}, {"ledger/waiting": 7.0}, {"a": 1}))
+    )
+    ledger = Ledger(1)
+    ledger.go_on(read_waiting(path))
+    ledger.generated += 5
+    first, second = ledger.close(5), ledger.close(5)
+    assert (first["ledger/generated"], first["ledger/drawn_again"], first["ledger/waiting"]) == (5, 7, 5)
+    assert (second["ledger/generated"], second["ledger/drawn_again"]) == (0, 0)
 
 
 class _Calls:

@@ -310,34 +310,33 @@ def test_a_run_that_is_started_again_wants_the_gpus_that_it_had(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_head_that_asks_for_a_token_is_joined_by_its_address_where_the_token_is_in_this_home(tmp_path: Path) -> None:
-    homes = [tmp_path / "with_token", tmp_path / "without"]
+def test_a_head_that_asks_for_a_token_is_joined_with_that_of_the_home_or_of_the_environment(tmp_path: Path) -> None:
+    token, homes = "0123456789abcdef" * 4, [tmp_path / "with_token", tmp_path / "without"]
     for home in homes:
         (home / ".ray").mkdir(parents=True)
-    (homes[0] / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
-    head = Head(free_port(), tmp_path / "head.log", homes[0])
+    (homes[0] / ".ray" / "auth_token").write_text(token)
+    none = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    given = {"HOME": str(homes[1]), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    head = Head(free_port(), tmp_path / "head.log", given)
+    rank = "import os; print('rank', *(os.environ.get(f'RAY_AUTH_{name}') for name in ('MODE', 'TOKEN')))"
     code = f"""
-from espalier.runtime.ray_cluster import NoCluster, join_cluster
+import sys
+from espalier.runtime.ray_cluster import NoCluster
+from espalier.runtime.ray_launcher import RayLauncher
 try:
-    print("joined", join_cluster({head.address!r}, "launcher"))
+    RayLauncher({head.address!r}, num_ranks=1).run([sys.executable, "-c", {rank!r}])
 except NoCluster as error:
     print(error)
 """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     try:
         programs = [
-            subprocess.Popen(
-                [sys.executable, "-c", code],
-                cwd=ROOT,
-                env=environment | {"HOME": str(home)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for home in homes
+            subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=none | own, stdout=subprocess.PIPE, text=True)
+            for own in ({"HOME": str(homes[0])}, {"HOME": str(homes[1])}, given)
         ]
-        with_token, without = (program.communicate(timeout=120)[0] for program in programs)
+        of_home, without, of_environment = (program.communicate(timeout=150)[0] for program in programs)
     finally:
         head.end()
-    assert "joined True" in with_token
+    assert f"rank token {token}" in of_home
+    assert f"rank token {token}" in of_environment
     assert f"launcher.address={head.address} cannot be had: " in without
     assert "have the same file here, or start Ray with RAY_AUTH_MODE=disabled on every node" in without

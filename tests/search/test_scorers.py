@@ -36,7 +36,7 @@ from espalier.search.scorers.majority_scorer import MajorityScorer
 from espalier.search.scorers.process_scorer import ProcessScorer, rows_of, warn_of_layout
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.scorers.reward_scorer import RewardScorer
-from espalier.search.scorers.scorer import Batches
+from espalier.search.scorers.scorer import Batches, HoldsNetworks
 from espalier.search.tree import Node, Tree
 from tests.support.exact_cases import HoldsLetter, sharp_network
 from tests.support.search_cases import LastNumber, TableSampler, TableScorer, searched
@@ -189,6 +189,12 @@ def test_a_scorer_that_reads_the_gold_answer_is_refused_where_a_problem_has_none
     refused = pytest.raises(BadInput, match="2 of 3 problems, the first is p1, have no gold answer")
     with refused if reads else nullcontext():
         search.prepare(LastNumber(), tokenizer, problems, SamplingParams(1, 1.0, 64), tmp_path / "x.jsonl", set())
+
+
+def test_every_scorer_that_names_networks_is_asked_for_their_tokenizers() -> None:
+    found = [scorer for scorer in (ProcessScorer, RewardScorer, ExactScorer) if hasattr(scorer, "models")]
+    assert len(found) == 3
+    assert all(issubclass(scorer, HoldsNetworks) for scorer in found)
 
 
 def test_a_model_that_looks_published_is_warned_of(
