@@ -54,7 +54,8 @@ class StepWatch:
 
 @dataclass
 class CutWatch:
-    """Looks for a reward that pays for not ending: a response that did not end by itself for more than a wrong one."""
+    """Looks for a reward that pays for not ending: a response that did not end by itself, and is not right, for more
+    than a wrong one that did."""
 
     say: Once = field(default_factory=Once)
 
@@ -62,13 +63,13 @@ class CutWatch:
         """Look at the scored rollouts of an iteration."""
         both = [(rollout.trajectory, score.total) for group in groups
                 for rollout, score in zip(group.rollouts, group.scores, strict=True)]  # fmt: skip
-        cut = [reward for row, reward in both if row.finish_reason != "stop"]
+        cut = [reward for row, reward in both if row.finish_reason != "stop" and not row.is_correct]
         wrong = [reward for row, reward in both if row.finish_reason == "stop" and not row.is_correct]
         if min(len(cut), len(wrong)) < _FEWEST:
             return
         gap, error = fmean(cut) - fmean(wrong), math.sqrt(variance(cut) / len(cut) + variance(wrong) / len(wrong))
         if gap > max(1e-6, _SURE * error):
-            self.say("responses that did not end by themselves get %.3g in the mean, wrong ones that did %.3g: the "
+            self.say("wrong responses that did not end by themselves get %.3g in the mean, those that did %.3g: the "
                      "policy is paid for not ending: set reward.non_stop_reward (of a composed reward as "
                      "reward=process) to what the worst answer gets, or lower", fmean(cut), fmean(wrong))  # fmt: skip
 
@@ -79,9 +80,9 @@ class ScaleWatch:
 
     say: Once = field(default_factory=Once)
 
-    def look(self, gap: float) -> None:
-        """`gap`: mean of the score of a state minus the reward of a rollout that passed it."""
-        if abs(gap) > _LARGE_GAP:
+    def look(self, gap: float, num_rollouts: int) -> None:
+        """`gap`: mean of the score of a state minus the reward of a rollout that passed it, over so many rollouts."""
+        if num_rollouts >= _FEWEST and abs(gap) > _LARGE_GAP:
             self.say("advantage.form=value takes scores for chances of success, and those of inner states are %.2f %s "
                      "the rewards that came, in the mean: the last step pays the difference: set "
                      "advantage.form=progress, or name a reward model that was trained on values of this policy",

@@ -70,7 +70,7 @@ def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, mode
 
 def learnt_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
     """Return the hashes of what is imitated: of every demonstration or conversation each run of tokens that the loss
-    reads; of other examples nothing."""
+    reads, and all from the first of them to the last; of other examples nothing."""
     runs = {run for example in examples if isinstance(example, TokenExample) for run in _learnt_runs(example)}
     decode = Decoder(tokenizer)
     return {response_hash(decode(ids)) for ids in runs}
@@ -82,6 +82,8 @@ def _learnt_runs(example: TokenExample) -> Iterator[tuple[int, ...]]:
     for is_learnt, run in groupby(zip(is_read, ids, strict=True), itemgetter(0)):
         if is_learnt:
             yield tuple(token for _, token in run)
+    if True in is_read:
+        yield tuple(ids[is_read.index(True) : len(is_read) - is_read[::-1].index(True)])
 
 
 def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: Any, path: str) -> None:

@@ -12,11 +12,16 @@ their Chinese and Japanese forms before a space or the end, but not behind a tit
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 _TITLES = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|e\.g|i\.e|etc|No|U\.S|[A-Z])\.(?=\s)")
 _SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]]*+(?=\s|$)|[。！？]+")
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_SEPARATORS = re.compile(r"\s*[,/]\s*(?:or\s+)?|\s+or\s+")
+_QUOTES = " \"'"
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_LETTER_FORM = re.compile(r"(?:\w|\d+|[ivx]+)[)\]}]", re.IGNORECASE)
 RELATIONS = ("at least", "less than", "at most", "around", "exactly")
 
 
@@ -133,10 +138,37 @@ def has_bullets(text: str, num_bullets: int) -> bool:
 def has_choice(text: str, options: str | Sequence[str] = _CHOICES) -> bool:
     """One of the answers that the prompt offers stands in the response, with its bracket where it has one (`a)` is no
     `a`), or is all of it, bracket or not."""
-    offered = re.split(r"\s*[,/]\s*(?:or\s+)?|\s+or\s+", options) if isinstance(options, str) else options
-    offered = [option.strip(" \"'") for option in offered]
+    offered = _listed(options) if isinstance(options, str) else [option.strip(_QUOTES) for option in options]
     stands = (re.search(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE) for option in offered if option)
     return any(stands) or _bare(text) in {_bare(option) for option in offered} - {""}
+
+
+def _listed(text: str) -> list[str]:
+    """Return the options of a list, without the brackets around all of it."""
+    inside = text.strip(_QUOTES)
+    if inside[:1] in _BRACKETS and inside[-1:] == _BRACKETS[inside[0]] and _closes_last(inside):
+        inside = inside[1:-1]
+    options = _SEPARATORS.split(inside)
+    return [_own(option) for option in options] if len(options) > 1 else [text.strip(_QUOTES)]
+
+
+def _closes_last(text: str) -> bool:
+    """Say whether the bracket that a text begins with is closed by its last sign, and not before: `(A), (B)` is not."""
+    opening, closing = text[0], _BRACKETS[text[0]]
+    depths = accumulate((sign == opening) - (sign == closing) for sign in text)
+    return [place for place, depth in enumerate(depths, 1) if depth <= 0][:1] == [len(text)]
+
+
+def _own(option: str) -> str:
+    """Return an option without quotes and without a bracket that has no other in it; `a)` and `1)` keep theirs."""
+    option = option.strip(_QUOTES)
+    for opening, closing in _BRACKETS.items():
+        surplus = option.count(opening) - option.count(closing)
+        if surplus > 0 and option.startswith(opening):
+            option = option[1:]
+        elif surplus < 0 and option.endswith(closing) and not _LETTER_FORM.fullmatch(option):
+            option = option[:-1]
+    return option.strip(_QUOTES)
 
 
 def _bare(text: str) -> str:

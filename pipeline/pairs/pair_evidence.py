@@ -73,14 +73,16 @@ def count_pairs(chosen: Side, rejected: Side) -> list[tuple[CountPair, CountPair
     """Return the counts to compare; empty for whole solutions of different outcomes, and where none can be.
 
     A side that was cut blames its last step. Where completions succeeded behind that step, it is compared with the
-    other side after equally many steps; else its solution's outcome is all there is.
+    other side after equally many steps, if there are completions there; else its solution's outcome is all there is.
     """
     (good, good_steps), (bad, bad_steps) = chosen, rejected
     if good_steps is not None and bad_steps is not None:
         both = state_count(good, good_steps), state_count(bad, bad_steps)
         return [both] if both[0][1] and both[1][1] else []
     if bad_steps is not None and (blamed := state_count(bad, bad_steps))[0]:
-        return [(state_count(good, min(bad_steps, len(good.steps))), blamed)]
+        beside = state_count(good, min(bad_steps, len(good.steps)))
+        if beside[1]:
+            return [(beside, blamed)]
     if good.is_correct != bad.is_correct:
         return []
     return [(state_count(good, step), state_count(bad, step)) for step in equal_steps(good, bad)]

@@ -15,6 +15,8 @@ from espalier.data.reader_answers import WrittenText
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.pipeline.stage import StageContext
 
+_SIGN = "[A-Za-z0-9]"
+
 
 def first_texts(path: str, noun: str) -> dict[str, WrittenText]:
     """Return problem → its first vote with a text. Raises BadInput where no row has one."""
@@ -31,8 +33,12 @@ def first_texts(path: str, noun: str) -> dict[str, WrittenText]:
 
 
 def _holds(request: str, answer: str) -> bool:
-    """Say whether an answer stands in a request as words of its own; one that is an article ("A") is in all of them."""
-    found = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", request, re.IGNORECASE)
+    """Say whether an answer stands in a request, not in the midst of a word of Latin letters or a number; in scripts
+    without blanks a word has no edge to see. One that is an article ("A") is in all requests."""
+    text = answer.strip()
+    before = f"(?<!{_SIGN})" if re.match(_SIGN, text) else ""
+    behind = f"(?!{_SIGN})" if re.match(_SIGN, text[-1:]) else ""
+    found = re.search(before + re.escape(text) + behind, request, re.IGNORECASE)
     return found is not None and bool(normalise(answer))
 
 

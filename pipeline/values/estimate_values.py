@@ -5,10 +5,13 @@ set, the value is the share of right completions, and the label is the value. Pr
 (`data.row_index`): no file is held in memory, but for smoothed values, which are learnt from all states.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from espalier.data.failed_rows import read_failed
+from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.data.row_index import ProblemRows
 from espalier.data.steps import check_ends
@@ -37,8 +40,9 @@ class EstimateValues:
 
     A state whose completions failed (`data.failed_rows` beside the input) has no value, which is not 0: the step into
     it has no label, and the trajectory stays. So it is with a state that was not cut (`values.state_sampling`), where
-    values are counted. Labels of inner steps that are all alike are warned of, and refused
-    where the values contradict them (`data.examples.label_balance`).
+    values are counted; whole trajectories without a state beside others with some are warned of, where the states'
+    `meta.json` does not say that they were cut from this file. Labels of inner steps that are all alike are warned of,
+    and refused where the values contradict them (`data.examples.label_balance`).
     """
 
     trajectories: str
@@ -93,6 +97,8 @@ class EstimateValues:
                 yield record
             totals.check_sampled(input_path)
             totals.note(input_path, context.counts)
+            if totals.num_stateless and not self._is_cut_from_these():
+                totals.warn_of_stateless(self.trajectories, self.states)
             totals.check_labels(context.output)
         finally:
             rows.close()
@@ -110,7 +116,7 @@ class EstimateValues:
             sampled = self._sampled(states, rows.rows(2, problem), failed_ids)
             totals.add_sampled(sampled)
             if self.estimator == "counted":
-                totals.add_inner(*self._inner_states(trajectories, states))
+                self._add_inner(trajectories, states, totals)
             placed = zip(rows.places(0, problem), trajectories, strict=True)
             if self.estimator == "smoothed":
                 together += placed
@@ -165,19 +171,29 @@ class EstimateValues:
                            "come from no value: set stage.noise=keep")  # fmt: skip
         return rule, noise
 
-    def _inner_states(self, trajectories: Sequence[Trajectory], states: Sequence[State]) -> tuple[int, int]:
-        """Return (how many distinct inner states a problem's trajectories have, how many of them were not cut). Raises
-        BadInput for a state of another file's trajectories."""
-        inner: set[StateKey] = set()
+    def _add_inner(self, trajectories: Sequence[Trajectory], states: Sequence[State], totals: Totals) -> None:
+        """Count the distinct inner states of a problem's trajectories, those of them that were not cut, and the
+        trajectories without any that was. Raises BadInput for a state of another file's trajectories."""
+        by_trajectory: list[set[StateKey]] = []
         for row in trajectories:
             check_ends(row.steps, row.step_ends, row.id)
-            inner.update(state_key(row.problem_id, row.response_ids[:end]) for end in row.step_ends[:-1])
+            by_trajectory.append({state_key(row.problem_id, row.response_ids[:end]) for end in row.step_ends[:-1]})
+        inner = set[StateKey]().union(*by_trajectory)
         for state in states:
             if state.step and state_key(state.problem_id, state.prefix_ids) not in inner:
                 raise BadInput(f"{self.states}: state '{state.id}' lies on no trajectory of {self.trajectories}: name "
                                "the trajectories that the states were cut from")  # fmt: skip
-        cut = {state_key(state.problem_id, state.prefix_ids) for state in states}
-        return len(inner), len(inner - cut)
+        cut = inner & {state_key(state.problem_id, state.prefix_ids) for state in states}
+        stateless = sum(bool(own) and not own & cut for own in by_trajectory) if cut else 0
+        totals.add_inner(len(inner), len(inner - cut), stateless)
+
+    def _is_cut_from_these(self) -> bool:
+        """Say whether the provenance of the states names the trajectories' file as it is."""
+        try:
+            stored = json.loads(Path(self.states).with_suffix(".meta.json").read_bytes())
+            return file_sha256(self.trajectories) in stored["inputs"].values()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return False  # none, or a file of somebody else's by that name
 
     def _sampled(
         self, states: Sequence[State], answered: Sequence[Completion], failed_ids: Mapping[str, str]

@@ -37,6 +37,7 @@ class Totals:
     num_missing: int = 0
     num_inner: int = 0
     num_uncut: int = 0
+    num_stateless: int = 0
     first_missing: str = ""
     num_valued: int = 0
     sum_of_values: float = 0.0
@@ -59,10 +60,12 @@ class Totals:
         self.num_completions += sum(count.num_completions for count in sampled.counts.values())
         self.num_unparseable += sampled.num_unparseable
 
-    def add_inner(self, number: int, uncut: int) -> None:
-        """Take in how many inner states the trajectories of a problem have, and how many of them were not cut."""
+    def add_inner(self, number: int, uncut: int, stateless: int) -> None:
+        """Take in how many inner states the trajectories of a problem have, how many of them were not cut, and how many
+        trajectories have none that was, beside others that have some."""
         self.num_inner += number
         self.num_uncut += uncut
+        self.num_stateless += stateless
 
     def add_record(self, record: StepValues) -> None:
         """Take in a record that is written."""
@@ -112,6 +115,13 @@ class Totals:
             counts["mean_inner_label"] = round(self.labels.mean_label, 4)
             if balance.mean_value is not None:
                 counts["mean_inner_value"] = round(balance.mean_value, 4)
+
+    def warn_of_stateless(self, trajectories: str, states: str) -> None:
+        """Warn of trajectories without a state beside others of their problem: they may be newer than the states."""
+        log.warning("%s: %d of %d trajectories have no state in %s, where others of the same problems have some: %d of "
+                    "%d steps have no label: cut the states of these trajectories if some were sampled later",
+                    trajectories, self.num_stateless, self.num_trajectories, states, self.num_gaps,
+                    self.num_steps)  # fmt: skip
 
     def check_labels(self, output: Path) -> None:
         """Raise BadInput where the labels would teach nothing."""

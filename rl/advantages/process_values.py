@@ -72,6 +72,6 @@ class ProcessValueAdvantage:
             "score_gap": score_gap(scores, [reward for group in groups for reward in group.rewards]),
         }
         if self.form == "value":
-            self.watch.look(metrics["score_gap"])
+            self.watch.look(metrics["score_gap"], sum(len(row) > 1 for row in scores))
         estimate = credit_rollouts(groups, scores, self.form, self.weight, experience.response_mask)
         return replace(estimate, metrics=metrics)

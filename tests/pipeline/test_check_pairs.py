@@ -106,6 +106,15 @@ def test_a_cut_side_is_compared_after_equally_many_steps_where_completions_succe
     assert evidence(cut("p/0>p/1", lost["p/1"], 1), rows=lost)["wrong_order"]["mean"] == 0.0
 
 
+def test_a_cut_side_is_not_compared_with_a_state_without_completions() -> None:
+    """A right solution whose first state was not cut, over a wrong one that is blamed where 1 of 4 succeeded."""
+    good = replace(row("p/0", [0, 4], is_correct=True), num_completions=[0, 4, 1])
+    bad = row("p/1", [1, 0], is_correct=False)
+    assert count_pairs((good, None), (bad, 1)) == []
+    found = evidence(cut("p/0>p/1", bad, 1), rows={one.id: one for one in (good, bad)})
+    assert (found["wrong_order"]["mean"], found["right_over_wrong"]) == (0.0, 1)
+
+
 def test_pairs_cut_at_steps_that_lead_to_right_answers_are_refused(tmp_path: Path) -> None:
     """A reward model that blames the first step of every wrong solution: all of their completions are right."""
     rows, pairs = [], []

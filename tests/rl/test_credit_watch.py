@@ -57,11 +57,15 @@ def test_a_reward_that_pays_more_for_not_ending_than_for_a_wrong_answer_is_said_
     watch.look([cut_group([0.0] * 8, [0.0] * 8)])  # the outcome alone: both get 0
     watch.look([cut_group([0.0] * 8, [-0.9, 1.0] * 4)])  # within chance
     watch.look([cut_group([0.0] * 2, [-0.2] * 8)])  # too few
+    answered = cut_group([1.0] * 8, [0.0] * 8)  # the right answer, then words up to max_tokens
+    right = [replace(rollout, trajectory=replace(rollout.trajectory, is_correct=number < 8))
+             for number, rollout in enumerate(answered.rollouts)]  # fmt: skip
+    watch.look([replace(answered, rollouts=right)])
     assert not warnings.records
     watch.look([cut_group([0.0] * 4, [-0.2] * 4), cut_group([0.0] * 4, [-0.1] * 4)])
     watch.look([cut_group([0.0] * 8, [-0.2] * 8)])
     (record,) = warnings.records
-    assert "did not end by themselves get 0 in the mean, wrong ones that did -0.15" in record.message
+    assert "did not end by themselves get 0 in the mean, those that did -0.15" in record.message
 
 
 def test_the_shipped_process_reward_pays_no_more_for_not_ending_than_for_the_worst_answer() -> None:
@@ -76,10 +80,11 @@ def test_scores_of_states_lie_above_rewards_by_their_mean_gap(warnings: pytest.L
     assert score_gap([[0.9, 0.5, 0.1], [0.8, 0.7], [0.3]], [1.0, 0.0, 0.0]) == pytest.approx((-0.1 - 0.5 + 0.8) / 3)
     assert score_gap([[0.3]], [1.0]) == 0.0
     watch = ScaleWatch()
-    watch.look(-0.25)
+    watch.look(-0.25, 8)
+    watch.look(0.9, 7)  # too few
     assert not warnings.records
-    watch.look(-0.3)
-    watch.look(0.9)
+    watch.look(-0.3, 8)
+    watch.look(0.9, 8)
     (record,) = warnings.records
     assert "those of inner states are 0.30 below the rewards that came" in record.message
 
@@ -93,7 +98,7 @@ def test_a_reward_model_that_calls_every_step_right_is_no_value_where_nothing_su
         model.get_parameter("score.weight").zero_()
         model.get_parameter("score.bias").fill_(3.0)
     model.save_pretrained(tmp_path / "prm")
-    group = make_group([("abc", False), ("ab", False)])
+    group = make_group([("abc", False), ("ab", False)] * 4)
     experience = make_experience([group])
     warnings.clear()
     found = ProcessValueAdvantage(str(tmp_path / "prm"), "progress")([group], experience, NO_SAMPLER)

@@ -60,18 +60,21 @@ def test_requests_paragraphs_and_verdicts_are_read_strictly() -> None:
 
 
 def test_a_request_reveals_an_answer_that_stands_in_it_as_a_word(tmp_path: Path) -> None:
-    golds = {"year": ["12", "twelve"], "men": "12", "grade": "A"}
+    golds = {"year": ["12", "twelve"], "men": "12", "grade": "A", "capital": "東京", "date": "1912", "mixed": "NHK"}
     requests = {
         "year": "Write a paragraph about 1912.",
         "men": "Write about the 12 men.",
         "grade": "Write a paragraph.",
+        "capital": "東京都の歴史について書いてください。",  # scripts without blanks
+        "date": "1912年について書いてください。",
+        "mixed": "日本のNHKについて書いてください。",
     }
     write_records(tmp_path / "train.jsonl", [Problem(name, "How many?", gold) for name, gold in golds.items()])
     written = [WrittenText(f"{name}/0", name, "?", text, text, "stop") for name, text in requests.items()]
     write_records(tmp_path / "queries.jsonl", written)
     context = StageContext(ProblemFile(str(tmp_path / "train.jsonl"), kind="short_answer"), tmp_path / "x", 10.0)
     assert [row.id for row in UseRequests("train").run(str(tmp_path / "queries.jsonl"), context)] == ["year", "grade"]
-    assert context.counts == {"with_the_answer": 1}
+    assert context.counts == {"with_the_answer": 4}
 
 
 def sampled(problem: str, k: int, text: str, finish: str = "stop") -> Trajectory:

@@ -111,7 +111,10 @@ def test_benchmark_rows_that_are_imitated_are_refused_and_steps_cannot_be_compar
     file = tmp_path / "rows.jsonl"
     write_records(file, [RankedResponses("s/1", "s", "Q", [long], ["Five."])])
     turns = TokenExample("t", [5, 6, *answer, 7, 7], 1, [0.0, *[1.0] * len(answer), 0.0, 0.0])
-    for example in (TokenExample("d", [5, *answer], 1), turns):
+    weights = [1.0] * len(answer)
+    weights[3] = 0.0
+    holed = TokenExample("h", [5, 6, *answer, 7], 1, [0.0, *weights, 0.0])
+    for example in (TokenExample("d", [5, *answer], 1), turns, holed):
         with pytest.raises(BadInput, match=r"chats\.jsonl holds 1 of 1 rows of"):
             check_benchmarks([example], [str(file)], tokenizer, "chats.jsonl")
     masked = TokenExample("m", [5, *answer, 8], 1, [*[0.0] * len(answer), 1.0])

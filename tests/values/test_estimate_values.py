@@ -1,6 +1,7 @@
 """Values and labels of steps by hand: intervals, rules, what is done with noisy ones, the stage that writes them."""
 
 import itertools
+import json
 import logging
 import random
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from espalier.data.examples.label_balance import LabelBalance, label_balance
 from espalier.data.examples.step_examples import StepValueExamples
 from espalier.data.failed_rows import write_failed
-from espalier.data.jsonl import read_records, write_records
+from espalier.data.jsonl import file_sha256, read_records, write_records
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.estimate_values import EstimateValues
@@ -434,6 +435,27 @@ def test_a_state_that_was_not_cut_has_no_value_and_the_step_into_it_no_label(
     write_records(sampled, completions("p/0#3", 1))
     with pytest.raises(BadInput, match=r"state 'p/1#3' has no completion \(2 such states\): finish sampling first"):
         list(EstimateValues(trajectories, states).run(sampled, context))
+
+
+def test_trajectories_without_a_state_beside_others_are_warned_of_unless_the_states_were_cut_from_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A third trajectory of the problem, sampled when the states were there: of its three steps two have no label."""
+    trajectories, states, sampled = files(tmp_path, ALL)
+    context = StageContext(None, tmp_path / "v.jsonl", 10.0)
+    list(EstimateValues(trajectories, states).run(sampled, context))
+    assert "have no state" not in caplog.text
+    later = replace(RIGHT, id="p/2", response="qrs", steps=["q", "r", "s"], response_ids=[8, 9, 4], step_ends=[1, 2, 3])
+    write_records(trajectories, [RIGHT, WRONG, later])
+    list(EstimateValues(trajectories, states).run(sampled, context))
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "t.jsonl: 1 of 3 trajectories have no state in" in warning
+    assert "2 of 12 steps have no label: cut the states of these" in warning
+    caplog.clear()
+    cut_from = {"inputs": {"t.jsonl": file_sha256(trajectories)}}
+    (tmp_path / "s.meta.json").write_text(json.dumps(cut_from))  # as stage.keep_ratio makes it
+    list(EstimateValues(trajectories, states).run(sampled, context))
+    assert "have no state" not in caplog.text
 
 
 @pytest.mark.parametrize("estimator", ["counted", "smoothed", "first_error"])

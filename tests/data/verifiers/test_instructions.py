@@ -76,6 +76,22 @@ def test_a_letter_with_a_bracket_is_no_article() -> None:
     assert not listed.is_followed("A cat or a dog.")
 
 
+@pytest.mark.parametrize(
+    "options", ["(yes, no, maybe)", "yes, no, maybe)", "('yes', 'no', 'maybe')", "['yes', \"no\", 'maybe']"]
+)
+def test_brackets_around_a_list_of_choices_are_no_part_of_them(options: str) -> None:
+    (choice,) = read_instructions({"func_name": "validate_choice", "options": options})
+    assert [choice.is_followed(f"I say {word}.") for word in ("yes", "no", "maybe", "never")] == [True] * 3 + [False]
+
+
+def test_a_tuple_s_text_keeps_its_first_and_last_choice() -> None:
+    text = "('My answer is yes.', 'My answer is no.', 'My answer is maybe.')"
+    (choice,) = read_instructions({"func_name": "validate_choice", "options": text})
+    assert all(choice.is_followed(f"Well. My answer is {word}.") for word in ("yes", "no", "maybe"))
+    (letters,) = read_instructions({"func_name": "validate_choice", "options": "((A), (B))"})
+    assert [letters.is_followed(reply) for reply in ("It is (B).", "A cat or a dog.")] == [True, False]
+
+
 def test_a_section_that_is_marked_by_a_sign_needs_no_number() -> None:
     (sections,) = read_instructions({"func_name": "validate_sections", "section_splitter": "Part:", "N": 2})
     assert sections.is_followed("Part: one thing\nPart: 2 more")
