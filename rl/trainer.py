@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
@@ -39,7 +38,7 @@ from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank, is_main_rank
+from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank
 from espalier.runtime.errors import Stopped
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import Metrics, Progress
@@ -233,7 +232,7 @@ class Trainer:
         return Path(self.config.output_dir)
 
     def run(self) -> None:
-        """Train, evaluate, save checkpoints."""
+        """Train, evaluate, save checkpoints. Raises SystemExit, 143 or 130, after a signal."""
         config = self.config
         state = checkpoint.load(self.run_dir, self._state, self.problems.digest)
         first = self._saved = state.step
@@ -254,14 +253,17 @@ class Trainer:
                 self.delivery.make_room()
                 weights.on_all_ranks(lambda: self.loop.run(self._start(first, weights)))
                 with self.stop:
-                    self._go_on(first, state.is_evaluation_due, progress, rewards)
+                    is_stopped = self._go_on(first, state.is_evaluation_due, progress, rewards)
             finally:
                 if is_main_rank():
                     self.loop.run(self._stop())
                 self.tracking.close()
+        if is_stopped:
+            barrier()  # a rank that ended while rank 0 closes its engines would end rank 0
+            raise SystemExit(self.stop.exit_code)
 
-    def _go_on(self, first: int, is_evaluation_due: bool, progress: Progress, rewards: RewardWatch | None) -> None:
-        """Make all iterations from `first` on. Raises SystemExit, 143 or 130, after a signal."""
+    def _go_on(self, first: int, is_evaluation_due: bool, progress: Progress, rewards: RewardWatch | None) -> bool:
+        """Make all iterations from `first` on; say whether a signal came before their end."""
         done = first
         try:
             is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
@@ -289,7 +291,9 @@ class Trainer:
                 if self.stop.agreed():
                     raise Stopped
         except Stopped:
-            self._save_and_exit(done)
+            self._save_stopped(done)
+            return True
+        return False
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -300,13 +304,12 @@ class Trainer:
         finally:
             self.loop.interrupts = nullcontext
 
-    def _save_and_exit(self, done: int) -> NoReturn:
+    def _save_stopped(self, done: int) -> None:
         """After a signal, with the state after iteration `done`; on every rank."""
         self.stop.agreed()  # on its number
         if done != self._saved:
             self._save(done, self._evaluated)
         log.info("stopped by a signal after iteration %d of %d: the same command goes on", done, self._last_iteration)
-        raise SystemExit(self.stop.exit_code)
 
     def _save(self, done: int, evaluated: dict[str, float] | None) -> None:
         """Write the checkpoint after iteration `done`, with its evaluation: empty where there is none, None where it

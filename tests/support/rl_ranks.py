@@ -1,12 +1,14 @@
 """A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking | further] | vineppo |
 prm_value | prime] [KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, an
 implicit one, or with
-`stopped` PPO whose rank 1 gets SIGTERM in the update of the second iteration, or with
+`stopped` PPO whose rank 1 gets SIGTERM in the update of the second iteration and must not end before rank 0 has
+closed its engine, or with
 `one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first,
 and asks the sampler for more; with `further` that is asked about samples alone. Its sampler answers by the request
 alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
 delivered. Keys are those of main.py."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -60,6 +62,23 @@ def signal_in_update(trainer: Trainer) -> None:
     trainer.policy.step = signals  # type: ignore[method-assign]
 
 
+def run_stopped(trainer: Trainer) -> None:
+    """Rank 0 takes a second to close the client; no rank may end earlier."""
+    closed = trainer.run_dir / "closed"
+
+    async def close() -> None:
+        await asyncio.sleep(1)
+        closed.touch()
+
+    trainer.rollout_source.sampler.client.close = close  # type: ignore[method-assign]
+    if rank() == 1:
+        signal_in_update(trainer)
+    try:
+        trainer.run()
+    finally:
+        assert closed.exists()
+
+
 def main() -> None:
     """Three iterations with a critic, a KL penalty and whitening, or of another estimator; models at the end."""
     torch.set_num_threads(1)
@@ -100,9 +119,10 @@ def main() -> None:
         if reference is not None and not given.lora:
             is_cut = (given.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
             assert {hasattr(weight, "ds_id") for weight in reference.parameters()} == {is_cut}
-        if "stopped" in sys.argv and rank() == 1:
-            signal_in_update(trainer)
-        trainer.run()
+        if "stopped" in sys.argv:
+            run_stopped(trainer)
+        else:
+            trainer.run()
         trainer.save_model()
 
 
