@@ -93,7 +93,8 @@ def test_a_machine_that_waits_says_so_once(
     with caplog.at_level(logging.WARNING), pytest.raises(MachinesApart):
         MachineStarts("127.0.0.1", free_port, holds=False, num_machines=2).next()
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and said[0].startswith(f"waiting for the machine of 127.0.0.1:{free_port}"), said
+    assert len(said) == 1, said
+    assert said[0].startswith(f"waiting for the machine of 127.0.0.1:{free_port}"), said
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
