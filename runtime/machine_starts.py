@@ -6,6 +6,7 @@ store. So every start has a name, which the machine of the store gives out; the 
 that ranks and torchrun say in the store stands behind it. One failure is one start more on every machine.
 """
 
+import logging
 import secrets
 import time
 from datetime import timedelta
@@ -13,11 +14,14 @@ from typing import Any
 
 from espalier.runtime.peers import START_SECONDS
 
+log = logging.getLogger(__name__)
+
 START = "ESPALIER_START"
 """The variable that tells a rank the name of its start."""
 _NOW = "espalier/start"
 _REACH = timedelta(seconds=5)
 _GLANCE_SECONDS = 0.2
+_SAY_SECONDS = 10.0
 
 
 class MachinesApart(RuntimeError):
@@ -37,15 +41,20 @@ class MachineStarts:
 
     def next(self) -> str:
         """Return the name of the next start; on a machine without the store once there is one. Raises MachinesApart."""
-        deadline, why = time.monotonic() + START_SECONDS, "no new start was given out"
+        started, why, is_said = time.monotonic(), "no new start was given out", False
         while True:
             try:
                 if found := self._look():
                     return found
             except RuntimeError as error:  # of torch: nobody is there, or no more
                 self._store, why = None, str(error).splitlines()[0]
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - started
+            if waited > START_SECONDS or (self.holds and self._store is None):  # its own store is no wait for others
                 raise MachinesApart(f"{self.host}:{self.port}: {why}")
+            if waited > _SAY_SECONDS and not is_said:
+                is_said = True
+                log.warning("waiting for the machine of %s:%d, up to %.0f s: %s", self.host, self.port, START_SECONDS,
+                            why)  # fmt: skip
             time.sleep(_GLANCE_SECONDS)
 
     def _look(self) -> str:
