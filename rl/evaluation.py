@@ -27,6 +27,12 @@ def read_accuracies(path: Path) -> list[float]:
     return [float(row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
 
 
+def read_evaluation(path: Path, done: int) -> dict[str, float]:
+    """Return the row of the evaluation after `done` iterations in a metrics.jsonl; empty where there is none."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return next((row for row in rows if row["step"] == done and "eval/accuracy" in row), {})
+
+
 def evaluations_since_best(accuracies: Sequence[float]) -> int:
     """Return evaluations behind the (first) best one."""
     return len(accuracies) - 1 - accuracies.index(max(accuracies)) if accuracies else 0

@@ -23,7 +23,7 @@ from espalier.rl.credit_watch import StepWatch
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
-from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
+from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies, read_evaluation
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.learner import RunState, write_model
@@ -269,7 +269,7 @@ class Trainer:
             is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
             if is_evaluation_due:
                 self._saved = 0
-                self._after(first)
+                self._after(first, from_main_rank(lambda: read_evaluation(self.tracking.path, first)))
                 if self._saved != first:  # so that nobody evaluates it again
                     self._save(first, self._evaluated)
             elif is_new and self.config.evaluation.every > 0:
@@ -373,14 +373,15 @@ class Trainer:
         every = (self.config.evaluation.every, self.config.checkpoints.export_every, self.config.checkpoints.save_every)
         return done == self._last_iteration or any(n > 0 and done % n == 0 for n in every)
 
-    def _after(self, done: int) -> None:
-        """Evaluation, exported policy and checkpoint after iteration `done`, where they are due."""
+    def _after(self, done: int, evaluated: dict[str, float] | None = None) -> None:
+        """Evaluation, unless it was `evaluated` before a kill, exported policy and checkpoint after iteration `done`,
+        where they are due."""
         config = self.config
         is_last = done == self._last_iteration
         self._evaluated = {}
         if config.evaluation.every > 0 and (is_last or done % config.evaluation.every == 0):
             self._evaluated = None
-            self._evaluated = self._evaluate(done)
+            self._evaluated = evaluated or self._evaluate(done)
         with self.metrics.clock.phase("save"):
             if config.checkpoints.export_every > 0 and done % config.checkpoints.export_every == 0:
                 folder = self.run_dir / "policies" / f"iteration-{done:06d}"

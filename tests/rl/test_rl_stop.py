@@ -126,6 +126,24 @@ def test_a_signal_in_an_update_saves_at_the_iterations_end(make: Any) -> None:
     assert_ends_as(again, whole)
 
 
+def test_a_kill_between_an_evaluations_row_and_its_checkpoint_leaves_one_row(make: Any) -> None:
+    whole = make("whole")
+    whole.run()
+    with pytest.raises(SystemExit):
+        make("cut", "dev-2/", signal.SIGTERM).run()  # leaves it due
+    killed = make("cut")
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    killed._save = dies
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    again = make("cut")
+    again.run()
+    assert_ends_as(again, whole)
+
+
 def test_a_signal_to_one_rank_of_two_saves_one_checkpoint(tiny_policy: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     settings = [str(tiny_policy), str(run)]
