@@ -62,8 +62,7 @@ def _starts_of(parsed: argparse.Namespace) -> MachineStarts | None:
     is_static = parsed.rdzv_backend == "static" and not parsed.rdzv_endpoint and not parsed.standalone
     if not is_static or fewest != num_machines or (num_machines == 1 and parsed.master_port is None):
         return None
-    host = parsed.master_addr.strip("[]")  # of IPv6, as torchrun takes it
-    return MachineStarts(host, parsed.master_port or 29500, parsed.node_rank == 0, num_machines)
+    return MachineStarts(parsed.master_addr, parsed.master_port or 29500, parsed.node_rank == 0, num_machines)
 
 
 def _launch(parsed: argparse.Namespace, starts: MachineStarts | None) -> int:

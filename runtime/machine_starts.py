@@ -35,7 +35,8 @@ class MachineStarts:
     `num_machines` of the run."""
 
     def __init__(self, host: str, port: int, holds: bool, num_machines: int):
-        self.host, self.port, self.holds, self.num_machines = host, port, holds, num_machines
+        self.host = host.strip("[]")  # of IPv6, as torchrun takes it
+        self.port, self.holds, self.num_machines = port, holds, num_machines
         self._store: Any = None
         self._taken: set[str] = set()
 

@@ -8,10 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import run  # loaded before the fork
+import torch.distributed  # noqa: F401, loaded before the fork
 
 from benchmarks.processes.forked import exit_code, start_program
-from espalier.programs.launch import _starts_of
 from espalier.runtime import machine_starts
 from espalier.runtime.machine_starts import MachinesApart, MachineStarts
 
@@ -99,8 +98,4 @@ def test_a_machine_that_waits_says_so_once(
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_an_ipv6_address_may_stand_in_brackets(free_port: int) -> None:
-    place = ["--nnodes=2", "--node_rank=0", "--master_addr=[::1]", f"--master_port={free_port}", "child.py"]
-    starts = _starts_of(run.parse_args(place))
-    assert starts is not None
-    assert starts.host == "::1"
-    assert starts.next()
+    assert MachineStarts("[::1]", free_port, holds=True, num_machines=2).next()
