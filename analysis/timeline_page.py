@@ -50,10 +50,8 @@ def _key_figures(run: TimelineRun) -> Markup:
 def _ledger(run: TimelineRun) -> Markup:
     fates = fates_of(run)
     text = "Tokens that rollouts drew, by iteration: trained on, by how many versions they were older than the policy "
-    text += (
-        "that was trained; dropped as agreeing (dynamic sampling's surplus) or by the filter; drawn again, where the "
-    )
-    text += "program was stopped before it trained on them; waiting in batches ahead at the end of the iteration."
+    text += "that was trained; dropped as agreeing (dynamic sampling's surplus) or by the filter; drawn again, where "
+    text += "the program was stopped before it trained on them; waiting in batches ahead at the end of the iteration."
     parts: list[str] = [tag("p", text)]
     if not fates.has_ledger:
         parts.append(note("This run drew in turn (rollout.max_staleness=0) and kept no ledger/… in metrics.jsonl: "

@@ -14,7 +14,7 @@ from espalier.rl.types import Estimate, RolloutGroup
 log = logging.getLogger("rl")
 
 _FEWEST = 8
-"""Responses of a kind that a mean is told by."""
+"""Fewest responses of a kind whose mean is looked at."""
 _UNLIKELY = 0.05
 """Mean probability of the gold answer, where it is about to be written, below which it is written otherwise."""
 _LARGE_GAP = 0.25

@@ -163,7 +163,7 @@ class RayLauncher:
     the run lasts); `num_ranks`; `cpus_each` and `gpus_each` of a rank (0 or 1; null: 1 where the cluster has any);
     `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine or a node;
     `start_seconds` to wait for room, and for a node that is to come back; `resources`, other ones of a rank, by which
-    nodes are told apart.
+    nodes are chosen.
     """
 
     address: str = "auto"

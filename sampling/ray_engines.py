@@ -146,7 +146,7 @@ class RayEngines(EnginePool):
     """Args, beside those of every pool: `address` of the cluster ("auto": the one this machine is a node of; empty: one
     on this machine, for as long as the client is open); `cpus_each` and `gpus_each` of an engine (null: as many GPUs as
     its `options` need, where the cluster has any); `placement` of the engines (`runtime.ray_cluster.Room`);
-    `resources`, other ones of an engine, by which nodes are told apart.
+    `resources`, other ones of an engine, by which nodes are chosen.
     """
 
     address: str = ""

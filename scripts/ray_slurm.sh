@@ -17,7 +17,7 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this script is started by sbatch}"
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+export PATH="$PWD/.venv/bin:$PATH" RAY_AUTH_MODE=token RAY_AUTH_TOKEN # symmetric-run calls ray by its name
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # of this cluster alone; srun hands it to every node
-exec srun --kill-on-bad-exit=1 .venv/bin/ray symmetric-run --address "$first:$((20000 + SLURM_JOB_ID % 10000))" \
+exec srun --kill-on-bad-exit=1 ray symmetric-run --address "$first:$((20000 + SLURM_JOB_ID % 10000))" \
   --min-nodes "$SLURM_JOB_NUM_NODES" -- .venv/bin/python "$@"

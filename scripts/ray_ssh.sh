@@ -13,7 +13,7 @@ read -ra hosts <<<"${1:?name the machines: \"node1 node2\"}"
 shift
 [[ -f ${1:-} ]] || { echo "error: ${1:-nothing} is no program: name main.py, vllm_inference.py, ..." >&2; exit 2; }
 printf -v words '%q ' .venv/bin/python "$@"
-printf -v line 'cd %q && exec env RAY_AUTH_MODE=%q .venv/bin/ray symmetric-run --address %q --min-nodes %d -- %s' \
+printf -v line 'cd %q && PATH="$PWD/.venv/bin:$PATH" RAY_AUTH_MODE=%q exec ray symmetric-run --address %q --min-nodes %d -- %s' \
   "$PWD" "${RAY_AUTH_MODE:-disabled}" "${hosts[0]}:${PORT:-6379}" "${#hosts[@]}" "$words"
 others=()
 trap 'for pid in "${others[@]}"; do kill "$pid" 2>/dev/null || true; done' EXIT
