@@ -3,9 +3,10 @@
     bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [PART ...]
 
 Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
-which docs/benchmarks.md shows. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a
-CPU with small shapes, whose numbers are no figures; the table says so. A part that fails is in the table with its last
-line, the others go on, and the exit code is 1.
+which docs/benchmarks.md shows; parts that were measured before on the same kind of GPU stay in both where they are not
+asked for. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a CPU with small shapes,
+whose numbers are no figures; the table says so. A part that fails is in the table with its last line, the others go on,
+and the exit code is 1.
 """
 
 import argparse
@@ -45,9 +46,10 @@ def device() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
-def run_part(name: str, is_rehearsal: bool, output: Path, seconds: float = SECONDS) -> dict[str, Any]:
-    """Run one part in a session of its own; its document, which is written too."""
-    found: dict[str, Any] = {"part": name, "rehearsal": is_rehearsal, "rows": [], "error": ""}
+def run_part(name: str, gpu: str, output: Path, seconds: float = SECONDS) -> dict[str, Any]:
+    """Run one part in a session of its own, rehearsed without a `gpu`; its document, which is written too."""
+    is_rehearsal = not gpu
+    found: dict[str, Any] = {"part": name, "gpu": gpu, "rehearsal": is_rehearsal, "rows": [], "error": ""}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as scratch:
         answer, log = Path(scratch) / "rows.json", output / f"{name}.log"
@@ -90,6 +92,12 @@ def run_one(name: str, is_rehearsal: bool, scratch: Path) -> None:
     write_json(scratch / "rows.json", [asdict(row) for row in rows])
 
 
+def measured_before(output: Path, gpu: str) -> dict[str, dict[str, Any]]:
+    """Return the documents of parts that were measured on such a GPU, by their names."""
+    stored = [json.loads(path.read_text()) for name in PARTS if (path := output / f"{name}.json").is_file()]
+    return {found["part"]: found for found in stored if gpu and found.get("gpu") == gpu}
+
+
 def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return (columns, rows) of what all parts found."""
     rows: list[list[Any]] = []
@@ -121,20 +129,20 @@ def main() -> None:
     gpu = "" if options.rehearse else device()
     print(f"gpu_check: on {gpu}" if gpu else "gpu_check: a rehearsal on the CPU: nothing is measured", file=sys.stderr)
     options.output.mkdir(parents=True, exist_ok=True)
-    found = []
+    documents, failed = measured_before(options.output, gpu), False
     for name in options.parts or PARTS:
         print(f"gpu_check: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
-        found.append(run_part(name, not gpu, options.output))
-        print(
-            f"gpu_check: {name}: {found[-1]['error'] or 'done'}, {found[-1]['seconds']} s", file=sys.stderr, flush=True
-        )
+        documents[name] = part = run_part(name, gpu, options.output)
+        failed = failed or bool(part["error"])
+        print(f"gpu_check: {name}: {part['error'] or 'done'}, {part['seconds']} s", file=sys.stderr, flush=True)
+    found = [documents[name] for name in PARTS if name in documents]
     columns, rows = table_of(found)
     (options.output / "table.md").write_text(markdown_table(columns, rows))
     if gpu:
         table = {"title": f"On one {gpu}.", "columns": columns, "rows": rows}
         write_result("gpu_check", {}, {"device": gpu, "how": HOW, "parts": found}, tables=[table])
     print(f"gpu_check: {options.output}/table.md", file=sys.stderr)
-    raise SystemExit(1 if any(part["error"] for part in found) else 0)
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

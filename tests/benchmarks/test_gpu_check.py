@@ -101,9 +101,17 @@ def test_without_a_gpu_the_command_rehearses_every_part_to_the_end_and_says_what
 
 
 def test_a_part_beyond_its_deadline_is_ended_and_named(tmp_path: Path) -> None:
-    found = run_part("training", True, tmp_path, seconds=0.2)
+    found = run_part("training", "", tmp_path, seconds=0.2)
     assert found["error"] == "it was not done after 0.2 seconds and was ended"
     assert json.loads((tmp_path / "training.json").read_text())["rows"] == []
+
+
+def test_parts_measured_before_stay_where_the_gpu_is_of_the_same_kind(tmp_path: Path) -> None:
+    kept = {"part": "head", "gpu": "H200", "rows": []}
+    for name, found in (("head", kept), ("large", {"part": "large", "gpu": "", "rows": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    assert gpu_check.measured_before(tmp_path, "H200") == {"head": kept}
+    assert gpu_check.measured_before(tmp_path, "H100") == gpu_check.measured_before(tmp_path, "") == {}
 
 
 def test_the_table_shows_no_number_of_a_rehearsal() -> None:
