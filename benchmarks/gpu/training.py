@@ -23,7 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu.rows import Row
-from benchmarks.processes.forked import ROOT, exit_code, start
+from benchmarks.processes.forked import ROOT
 from espalier.data.jsonl import write_records
 from espalier.data.records import Demonstration, PreferencePair, StepValues
 from espalier.models.tiny import build_tokenizer
@@ -52,7 +52,7 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=14, num_warm=4),
+    "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=8, num_warm=3),
     "tiny": Shape(64, 128, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
 }
 
@@ -132,7 +132,7 @@ def flops_per_token(shape: Shape, has_output_head: bool) -> float:
 
 
 def train(settings: list[str], report: Path) -> None:
-    """In a child: the program, and what the GPU held at most."""
+    """In a process of its own: the program, and what the GPU held at most."""
     import runpy
 
     program = ROOT / "trainer_base_ds_mul.py"
@@ -159,7 +159,8 @@ def run_objective(name: str, shape: Shape, folder: Path, more: Sequence[str] = (
         examples.max_length={shape.length} update.batch_size={shape.batch}
         update.micro_batch_size={micro_of(name, shape)} log_every=1
         max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
-    code = exit_code(start(lambda: train([*settings, *more], report)))
+    command = [sys.executable, "-m", "benchmarks.gpu.training", str(report), *settings, *more]
+    code = subprocess.run(command, cwd=ROOT).returncode  # not a fork: this process may have asked CUDA
     if code:
         raise SystemExit(f"error: the {name} run ended with exit code {code}: its last words stand above")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -213,3 +214,7 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     for kind in ("sft", "dpo"):
         rows += beside_trl(kind, shape, folder, statistics.median(found[kind]["speeds"]))
     return rows
+
+
+if __name__ == "__main__":
+    train(sys.argv[2:], Path(sys.argv[1]))
