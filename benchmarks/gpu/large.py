@@ -17,8 +17,7 @@ def shapes(is_rehearsal: bool) -> dict[str, tuple[Shape, tuple[str, ...]]]:
     """Return what is trained, and its settings, by its name."""
     base = SHAPES["tiny" if is_rehearsal else "1b"]
     vocabulary, length = (1519, 512) if is_rehearsal else (151_936, 16_384)
-    steps = {"num_steps": 3, "num_warm": 1} if is_rehearsal else {"num_steps": 8, "num_warm": 3}
-    wide, long = replace(base, vocab_size=vocabulary, **steps), replace(base, length=length, batch=4, micro=1, **steps)
+    wide, long = replace(base, vocab_size=vocabulary), replace(base, length=length, batch=4, micro=1)
     return {f"vocabulary of {vocabulary:,}": (wide, ()), f"rows of {length:,} tokens": (long, ()),
             f"rows of {length:,} tokens, gradient checkpointing": (long, CHECKPOINTED)}  # fmt: skip
 

@@ -16,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,14 @@ SHAPES = {
 }
 
 
+def digit_tokenizer() -> Any:
+    """Return a tokenizer for which k digits are k tokens."""
+    return build_tokenizer(["0123456789\n"], 300)
+
+
 def write_model(folder: Path, shape: Shape) -> None:
-    """Random weights and a tokenizer for which k digits are k tokens."""
-    tokenizer = build_tokenizer(["0123456789\n"], 300)
+    """Random weights and that tokenizer."""
+    tokenizer = digit_tokenizer()
     config = LlamaConfig(
         vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
@@ -76,6 +83,18 @@ def digits(rng: random.Random, count: int) -> str:
     return "".join(rng.choice("0123456789") for _ in range(count))
 
 
+@cache
+def digit_ids() -> list[int]:
+    """Return the tokens of 0 to 9."""
+    found: list[int] = digit_tokenizer().convert_tokens_to_ids(list("0123456789"))
+    return found
+
+
+def ids_of(text: str) -> list[int]:
+    """Return the tokens of digits."""
+    return [digit_ids()[int(digit)] for digit in text]
+
+
 def demonstrations(shape: Shape) -> list[Demonstration]:
     """Return a short prompt and a response that fills the length with its end token."""
     rng = random.Random(0)
@@ -88,7 +107,7 @@ def pairs(shape: Shape) -> list[PreferencePair]:
     rng, rows = random.Random(1), []
     for i in range(shape.batch):
         prompt, sides = digits(rng, 3 * shape.length // 4), [digits(rng, shape.length // 4 - 1) for _ in range(2)]
-        ids = [[20 + int(digit) for digit in text] for text in (prompt, *sides)]
+        ids = [ids_of(text) for text in (prompt, *sides)]
         row = {"id": f"p{i}", "problem_id": f"p{i}", "kind": "outcome", "prompt": prompt, "chosen": sides[0],
                "rejected": sides[1], "prompt_ids": ids[0], "chosen_ids": ids[1], "rejected_ids": ids[2],
                "chosen_score": 1.0, "rejected_score": 0.0}  # fmt: skip
@@ -102,9 +121,11 @@ def step_values(shape: Shape) -> list[StepValues]:
     ends = [(shape.length - PROMPT) * (k + 1) // 8 for k in range(8)]
     for i in range(shape.batch):
         correct = [rng.randrange(5) for _ in range(7)] + [i % 2]
+        prompt, response = digits(rng, PROMPT), digits(rng, ends[-1])
         rows.append(StepValues(
-            id=f"t{i}", problem_id=f"t{i}", prompt="1", steps=["1"] * 8, prompt_ids=[rng.randrange(20, 30) for _ in
-            range(PROMPT)], response_ids=[rng.randrange(20, 30) for _ in range(ends[-1])], step_ends=ends,
+            id=f"t{i}", problem_id=f"t{i}", prompt=prompt,
+            steps=[response[start:end] for start, end in pairwise([0, *ends])], prompt_ids=ids_of(prompt),
+            response_ids=ids_of(response), step_ends=ends,
             values=[k / n for k, n in zip(correct, [4] * 7 + [1], strict=True)], num_correct=correct,
             num_completions=[4] * 7 + [1], is_correct=bool(i % 2)))  # fmt: skip
     return rows

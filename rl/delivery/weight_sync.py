@@ -21,14 +21,17 @@ At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, th
 engine must agree with the copy and with none of the copies that keep one parameter as it was: one of every kind in each
 third of the layers (`representatives`), so that the proof of a deep network costs no more forward passes than that of a
 shallow one; that the others arrive the receipts say. A canary alone needs many iterations to see one stale parameter
-among fresh ones.
+among fresh ones. In a wide, deep network one parameter of one layer moves a log-prob by less than rounding does, and
+noise large enough to move it by more makes chaos of the rest. So all tokens are asked together which way the engine's
+log-probs lie from the truth (`way_to`): rounding goes in all directions, a stale parameter in one.
 """
 
 import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
@@ -45,6 +48,7 @@ from espalier.rl.probes.canary import (
     representatives,
     serves_old,
     step_kl,
+    way_to,
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR
@@ -52,9 +56,9 @@ from espalier.sampling.weight_buckets import Streamed
 
 log = logging.getLogger(__name__)
 
-_MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
-_SHOWN = 0.3  # nats per token, mean: ten times the bf16 noise of a perturbed tiny model, or
-_SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
+_PART = 0.5  # of the way to a stale parameter's log-probs, from where on an engine may lie there
+_MARGIN = 3.0  # standard errors
+_TOLD_APART = 40.0  # lengths of what rounding makes of a token, that a stale parameter must be away over all tokens
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
 
@@ -211,21 +215,24 @@ class WeightSync(FollowingEngines):
         """
         weights = weights_of(policy)
         for attempt in range(_MAX_ATTEMPTS):
-            scratch, stale = self._scratch_copy(weights, seed + attempt)
+            scratch = self._scratch_copy(weights, seed + attempt)
+            truth, stale = scratch.truth, scratch.stale
             before = dict(await self.canary_logprobs())
-            await self.deliver(scratch)
+            await self.deliver(scratch.weights)
             engines = await self.canary_logprobs()
-            truth = scratch.scores(self.canaries, self.precision).logprobs
             found = torch.stack([logprobs for _, logprobs in engines])  # [E, R]
             errors = (found - truth).abs().mean(-1)
             error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
-            moves = [(logprobs - before[engine]).abs().mean() for engine, logprobs in engines if engine in before]
-            moved = float(min(moves, default=math.inf))  # none where all were started anew
+            old = [(logprobs, before[engine]) for engine, logprobs in engines if engine in before]
+            moved = min((float((one - other).abs().mean()) for one, other in old), default=math.inf)
             distances = {name: float((found - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
             nearest = min(distances, key=distances.__getitem__)
-            if _MARGIN * error < min(moved, distances[nearest]):
+            ways = [way_to(one, truth, other) for one in found for other in stale.values()]
+            ways += [way_to(one, truth, other) for one, other in old]
+            is_fresh = all(abs(share) + _MARGIN * unsure < _PART for share, unsure in ways)
+            if is_fresh and error <= FACTOR * max(FLOOR, scratch.rounding):
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
-                         "%.3f from a stale %s", len(scratch.kinds), error, distances[nearest], nearest)  # fmt: skip
+                         "%.3f from a stale %s", len(weights.kinds), error, distances[nearest], nearest)  # fmt: skip
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
         measured = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and " \
                    f"{moved:.3f} from before (means over tokens)"  # fmt: skip
@@ -236,26 +243,47 @@ class WeightSync(FollowingEngines):
         raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
                            f"log-probs are {measured}", kind)  # fmt: skip
 
-    def _scratch_copy(self, weights: PolicyWeights, seed: int) -> tuple[PolicyWeights, dict[str, torch.Tensor]]:
-        """(perturbed weights, name of a representative → log-probs [R] with that one parameter as it was).
-
-        A perturbation that moves the log-probs by less than shows behind rounding is doubled.
-        """
+    def _scratch_copy(self, weights: PolicyWeights, seed: int) -> "_Scratch":
+        """Return perturbed weights in which, where that can be, every representative is told apart from rounding. The
+        noise of those that are not is doubled; of all tries that with the most of them, the first, is returned."""
         names = [name for name, (_, dtype) in weights.kinds.items() if dtype.is_floating_point]
         scales, groups = dict.fromkeys(names, 0.4), representatives(names)
+        best, fewest = dict(scales), len(groups)
         for _ in range(_MAX_ROUNDS):
-            scratch = weights.perturbed(scales, seed)
-            truth = scratch.scores(self.canaries, self.precision).logprobs
-            stale = {
-                name: scratch.without_noise(name).scores(self.canaries, self.precision).logprobs for name in groups
-            }
-            rounding = float((self._rounded_logprobs(scratch) - truth).abs().mean())
-            shown = max(_SHOWN, _SHOWN_ROUNDINGS * rounding)
-            small = [n for n in groups if (stale[n] - truth).abs().mean() < shown]
-            if not small:
-                return scratch, stale
-            scales.update({name: 2 * scales[name] for name in small})
-        if len(small) == len(groups):
+            tried = self._perturbed(weights, scales, groups, seed)
+            hidden = [name for name in groups if not tried.tells_apart(name)]
+            if not hidden:
+                return tried
+            if len(hidden) < fewest:
+                best, fewest = dict(scales), len(hidden)
+            scales.update({name: 2 * scales[name] for name in hidden})
+        if fewest == len(groups):
             raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
-        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(small))
-        return scratch, {name: stale[name] for name in groups if name not in small}
+        tried = self._perturbed(weights, best, groups, seed)
+        hidden = [name for name in groups if not tried.tells_apart(name)]
+        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
+        return replace(tried, stale={name: tried.stale[name] for name in groups if name not in hidden})
+
+    def _perturbed(
+        self, weights: PolicyWeights, scales: dict[str, float], groups: Iterable[str], seed: int
+    ) -> "_Scratch":
+        scratch = weights.perturbed(scales, seed)
+        truth = scratch.scores(self.canaries, self.precision).logprobs
+        stale = {name: scratch.without_noise(name).scores(self.canaries, self.precision).logprobs for name in groups}
+        return _Scratch(scratch, truth, stale, float((self._rounded_logprobs(scratch) - truth).abs().mean()))
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Perturbed weights, their log-probs [R], those with one parameter as it was by its name, and the mean that
+    rounding makes of one."""
+
+    weights: PolicyWeights
+    truth: torch.Tensor
+    stale: dict[str, torch.Tensor]
+    rounding: float
+
+    def tells_apart(self, name: str) -> bool:
+        """Say whether an engine in which this parameter is stale would be known by its log-probs."""
+        length = float((self.stale[name] - self.truth).square().sum().sqrt())
+        return length > _TOLD_APART * max(FLOOR, self.rounding)

@@ -84,6 +84,14 @@ def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
     return float(terms.masked_fill(before == -torch.inf, 0.0).sum(-1).mean())
 
 
+def way_to(found: torch.Tensor, truth: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
+    """Return how much of the way from the truth [R] to `other` [R] the log-probs found [R] lie, by least squares (0:
+    nothing, 1: all), and its standard error where what else sets them apart has no direction."""
+    way, apart = (other - truth).double(), (found - truth).double()
+    length = way.square().sum()
+    return float(apart @ way / length), float((apart.square().mean() / length).sqrt())
+
+
 def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
     """Say whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
     sent: it is farther from the new one than rounding explains, less than half as far from the old one, and so it is at
