@@ -3,8 +3,8 @@
 `flash` (the package flash-attn) and `varlen` (torch's own varlen attention) take all segments as sequences of their
 own, causal and aligned at the end; the keys of a shared segment are repeated for every segment below it. `by_flex`
 (torch's flex attention) repeats nothing: a mask says which segments see which. `best_kernel` says which one
-`model.attention=auto` takes. None of them has run on a GPU yet; `bash scripts/gpu_check.sh attention` compares them
-there with the kernels for CPUs.
+`model.attention=auto` takes. `bash scripts/gpu_check.sh attention` compares them with the kernels for CPUs; on an H200
+`varlen` and `by_flex` lie within 0.005 of the largest value, `flash` was not run.
 """
 
 import logging

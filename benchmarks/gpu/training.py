@@ -179,7 +179,8 @@ def run_objective(name: str, shape: Shape, folder: Path, more: Sequence[str] = (
     settings = f"""-cn train {groups} model.path={folder}/model examples.path={folder}/{name}.jsonl output_dir={run}
         examples.max_length={shape.length} update.batch_size={shape.batch}
         update.micro_batch_size={micro_of(name, shape)} log_every=1
-        max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
+        max_steps={shape.num_steps} update.learning_rate=1e-5 update.schedule=constant
+        update.warmup_steps=0 precision=bf16 seed=0""".split()
     command = [sys.executable, "-m", "benchmarks.gpu.training", str(report), *settings, *more]
     code = subprocess.run(command, cwd=ROOT).returncode  # not a fork: this process may have asked CUDA
     if code:

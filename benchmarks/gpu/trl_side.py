@@ -1,5 +1,6 @@
 """TRL's side of the training part: SFTTrainer or DPOTrainer on the same folder and tokens, in bf16, as long as the
-product's run. DPO's reference is computed before the first step, as the product does it.
+product's run, with its optimizer's settings and constant rate. DPO's reference is computed before the first step, as
+the product does it.
 
     .venv-bench/bin/python -m benchmarks.gpu.trl_side FOLDER sft|dpo SHAPE_AS_JSON
 
@@ -62,6 +63,7 @@ def main() -> None:
         config = make(
             output_dir=scratch, per_device_train_batch_size=shape["micro"], max_steps=shape["num_steps"],
             gradient_accumulation_steps=shape["batch"] // shape["micro"], learning_rate=1e-5, bf16=True,
+            lr_scheduler_type="constant", adam_beta2=0.95, weight_decay=0.0,
             gradient_checkpointing=False, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
             max_length=shape["length"], model_init_kwargs={"dtype": torch.float32},
             use_cpu=not torch.cuda.is_available(), **more,
