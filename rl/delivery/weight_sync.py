@@ -60,7 +60,8 @@ _PART = 0.5  # of the way to a stale parameter's log-probs, from where on an eng
 _MARGIN = 3.0  # standard errors
 _TOLD_APART = 40.0  # lengths of what rounding makes of a token, that a stale parameter must be away over all tokens
 _MAX_ATTEMPTS = 3
-_MAX_ROUNDS = 8  # doublings of a perturbation that does not show
+_MAX_ROUNDS = 8  # tries of noise
+_MOST_GROWTH = 16.0  # of a parameter's noise from one try to the next
 
 R = TypeVar("R")
 
@@ -244,23 +245,24 @@ class WeightSync(FollowingEngines):
                            f"log-probs are {measured}", kind)  # fmt: skip
 
     def _scratch_copy(self, weights: PolicyWeights, seed: int) -> "_Scratch":
-        """Return perturbed weights in which, where that can be, every representative is told apart from rounding. The
-        noise of those that are not is doubled; of all tries that with the most of them, the first, is returned."""
+        """Return perturbed weights in which, where that can be, every representative is told apart from rounding. Those
+        that are not get more noise, as much as they lack, twice as much at least; of all tries that with the most of
+        them, the first, is returned."""
         names = [name for name, (_, dtype) in weights.kinds.items() if dtype.is_floating_point]
         scales, groups = dict.fromkeys(names, 0.4), representatives(names)
         best, fewest = dict(scales), len(groups)
         for _ in range(_MAX_ROUNDS):
             tried = self._perturbed(weights, scales, groups, seed)
-            hidden = [name for name in groups if not tried.tells_apart(name)]
+            hidden = [name for name in groups if tried.seen(name) < 1]
             if not hidden:
                 return tried
             if len(hidden) < fewest:
                 best, fewest = dict(scales), len(hidden)
-            scales.update({name: 2 * scales[name] for name in hidden})
+            scales.update({name: scales[name] * min(_MOST_GROWTH, max(2.0, 1.2 / tried.seen(name))) for name in hidden})
         if fewest == len(groups):
             raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
         tried = self._perturbed(weights, best, groups, seed)
-        hidden = [name for name in groups if not tried.tells_apart(name)]
+        hidden = [name for name in groups if tried.seen(name) < 1]
         log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
         return replace(tried, stale={name: tried.stale[name] for name in groups if name not in hidden})
 
@@ -283,7 +285,8 @@ class _Scratch:
     stale: dict[str, torch.Tensor]
     rounding: float
 
-    def tells_apart(self, name: str) -> bool:
-        """Say whether an engine in which this parameter is stale would be known by its log-probs."""
+    def seen(self, name: str) -> float:
+        """Return how far an engine in which this parameter is stale lies from the truth, in what is asked of it; from 1
+        on it is told apart from rounding."""
         length = float((self.stale[name] - self.truth).square().sum().sqrt())
-        return length > _TOLD_APART * max(FLOOR, self.rounding)
+        return max(length / (_TOLD_APART * max(FLOOR, self.rounding)), 1e-9)

@@ -129,7 +129,7 @@ def representatives(names: Iterable[str], num_groups: int = 3) -> dict[str, list
 
 def noisy(value: torch.Tensor, scale: float, seed: int, index: int) -> torch.Tensor:
     """Return a parameter [...], the one of that index, with normal noise of `scale` times its own size."""
-    generator = torch.Generator().manual_seed(seed * 100_003 + index)
-    noise = torch.randn(value.shape, generator=generator).to(value)
+    generator = torch.Generator(value.device).manual_seed(seed * 100_003 + index)
+    noise = torch.randn(value.shape, generator=generator, device=value.device).to(value)
     size = float(value.float().square().mean().sqrt()) or 0.01
     return value + scale * size * noise
