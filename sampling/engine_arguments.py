@@ -78,7 +78,11 @@ def engine_arguments(
     scores_tokens: bool = False,
 ) -> dict[str, Any]:
     """Of one engine: name → value, names with underscores. `max_model_len` in tokens; `scores_tokens`: of a model with
-    a head at every token, which samples nothing."""
+    a head at every token, which samples nothing. Called where the engine runs: without `enforce_eager` it is eager
+    where there is no GPU."""
+    own = spelled(options)
+    if own.get("enforce_eager") is None:
+        own["enforce_eager"] = not _has_gpu()
     return {
         "model": model,
         "dtype": dtype,
@@ -86,5 +90,11 @@ def engine_arguments(
         **(_SCORES if scores_tokens else {}),
         **(_TAKES_WEIGHTS if takes_weights else {}),
         **(_ONE_PROCESS if is_one_process(options, takes_weights) else {}),
-        **spelled(options),
+        **own,
     }
+
+
+def _has_gpu() -> bool:
+    import torch  # not by a caller of a server that runs already
+
+    return torch.cuda.is_available()

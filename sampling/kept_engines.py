@@ -8,6 +8,7 @@ sleep is started anew only when they are woken: its device is the learner's.
 import asyncio
 import logging
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,20 @@ class KeptEngines(HasEngines):
         }
 
     async def open(self) -> None:
-        """Start all at once; return when every one has loaded the model. Raises CannotStart; none stays behind then."""
+        """Start all at once, on a GPU that several share one after the other: each takes what becomes of the GPU's free
+        memory meanwhile for its own doing. Return when every one has loaded the model. Raises CannotStart; none stays
+        behind then."""
         log.info("starting %d vLLM engine%s for %s", self.num_engines, "s" * (self.num_engines > 1), self.model)
         self._engines = [self.make_engine(number) for number in range(self.num_engines)]
-        starting = [
-            asyncio.create_task(engine.start(self.environment(number), self.start_seconds))
-            for number, engine in enumerate(self._engines)
-        ]
+        turns: dict[str, asyncio.Lock] = {}
+
+        async def start(number: int, engine: EngineConnection) -> None:
+            environment = self.environment(number)
+            devices = environment.get("CUDA_VISIBLE_DEVICES", "")
+            async with turns.setdefault(devices, asyncio.Lock()) if devices else nullcontext():
+                await engine.start(environment, self.start_seconds)
+
+        starting = [asyncio.create_task(start(number, engine)) for number, engine in enumerate(self._engines)]
         try:
             await asyncio.gather(*starting)
         except BaseException as error:

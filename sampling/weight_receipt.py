@@ -51,7 +51,7 @@ class KeepsRandomState:
 class ReceivesWeights(KeepsRandomState):
     """Mixed into vLLM's worker."""
 
-    model_runner: Any
+    reload_weights: Any  # the worker's: under vLLM's config, which some layers ask for
     rank: int
     _weights: WeightReceiver | None = None
     _last: tuple[str, dict[str, str]] = ("", {})
@@ -98,7 +98,7 @@ class ReceivesWeights(KeepsRandomState):
                 yield name, value
 
         try:
-            self.model_runner.reload_weights(weights_iterator=read())
+            self.reload_weights(weights_iterator=read())
         except BaseException:
             self._is_torn = True
             raise

@@ -3,10 +3,10 @@
     bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [PART ...]
 
 Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
-which docs/benchmarks.md shows; parts that were measured before on the same kind of GPU stay in both where they are not
-asked for. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a CPU with small shapes,
-whose numbers are no figures; the table says so. A part that fails is in the table with its last line, the others go on,
-and the exit code is 1.
+which docs/benchmarks.md shows; parts that stand there from the same kind of GPU stay where they are not asked for, each
+with its day and its torch. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a CPU
+with small shapes, whose numbers are no figures; the table says so. A part that fails is in the table with its last
+line, the others go on, and the exit code is 1.
 """
 
 import argparse
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.rows import Row
-from benchmarks.result import write_result
+from benchmarks.result import RESULTS, write_result
 from espalier.data.jsonl import write_json
 from espalier.pipeline.pages.tabulate_benchmarks import markdown_table
+from espalier.runtime.run_dir import code_commit, versions
 
 PARTS = {
     "attention": "packed attention: sdpa, flex, varlen and flash beside the CPU's",
@@ -38,6 +39,7 @@ PARTS = {
 }
 SECONDS = 600
 HOW = "bash scripts/gpu_check.sh"
+RESULT = RESULTS / "gpu_check.json"
 
 
 def device() -> str:
@@ -49,7 +51,8 @@ def device() -> str:
 def run_part(name: str, gpu: str, output: Path, seconds: float = SECONDS) -> dict[str, Any]:
     """Run one part in a session of its own, rehearsed without a `gpu`; its document, which is written too."""
     is_rehearsal = not gpu
-    found: dict[str, Any] = {"part": name, "gpu": gpu, "rehearsal": is_rehearsal, "rows": [], "error": ""}
+    stamp = {"date": time.strftime("%Y-%m-%d"), "commit": code_commit(), "versions": versions()}
+    found: dict[str, Any] = {"part": name, "gpu": gpu, "rehearsal": is_rehearsal, "rows": [], "error": "", **stamp}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as scratch:
         answer, log = Path(scratch) / "rows.json", output / f"{name}.log"
@@ -92,17 +95,18 @@ def run_one(name: str, is_rehearsal: bool, scratch: Path) -> None:
     write_json(scratch / "rows.json", [asdict(row) for row in rows])
 
 
-def measured_before(output: Path, gpu: str) -> dict[str, dict[str, Any]]:
+def measured_before(gpu: str, result: Path = RESULT) -> dict[str, dict[str, Any]]:
     """Return the documents of parts that were measured on such a GPU, by their names."""
-    stored = [json.loads(path.read_text()) for name in PARTS if (path := output / f"{name}.json").is_file()]
-    return {found["part"]: found for found in stored if gpu and found.get("gpu") == gpu}
+    stored = json.loads(result.read_text())["detail"]["parts"] if gpu and result.is_file() else []
+    return {found["part"]: found for found in stored if found["gpu"] == gpu}
 
 
 def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return (columns, rows) of what all parts found."""
     rows: list[list[Any]] = []
     for part in parts:
-        state = "failed" if part["error"] else "rehearsed on a CPU: no figures" if part["rehearsal"] else "measured"
+        measured = f"measured {part['date']}, torch {part['versions']['torch']}"
+        state = "rehearsed on a CPU: no figures" if part["rehearsal"] else measured
         rows.append([part["part"], PARTS[part["part"]], "", "", part["error"] or f"{state}, {part['seconds']} s"])
         for row in part["rows"]:
             is_figure = row["value"] is not None and not part["rehearsal"]
@@ -129,7 +133,7 @@ def main() -> None:
     gpu = "" if options.rehearse else device()
     print(f"gpu_check: on {gpu}" if gpu else "gpu_check: a rehearsal on the CPU: nothing is measured", file=sys.stderr)
     options.output.mkdir(parents=True, exist_ok=True)
-    documents, failed = measured_before(options.output, gpu), False
+    documents, failed = measured_before(gpu), False
     for name in options.parts or PARTS:
         print(f"gpu_check: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
         documents[name] = part = run_part(name, gpu, options.output)

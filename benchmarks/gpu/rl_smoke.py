@@ -1,13 +1,15 @@
 """GRPO with a policy of about 1B random parameters, learner and engine on one GPU: the engine sleeps while the learner
 computes, and follows it by deliveries that are proven (receipts, canaries; docs/reinforcement.md).
 
-The real program for a few iterations, on word problems that a random policy cannot solve: rewards say nothing, speeds,
-seconds, memory and the agreement of engine and trainer do. The GPU's memory is read from nvidia-smi while the run goes
-on, and set beside its plan (`training/plan_gpu`), and which processes compute on it: where the engine was placed. On a
-CPU the same run without sleep, which vLLM has on GPUs alone.
+The real program for a few iterations, on word problems that a random policy cannot solve: what its rewards tell apart
+is the length of responses, so that every row has a gradient; speeds, seconds, memory and the agreement of engine and
+trainer are what is read. The GPU's memory is read from nvidia-smi while the run goes on, and set beside its plan
+(`training/plan_gpu`), and which processes compute on it: where the engine was placed. What stays taken while the engine
+sleeps it says itself. On a CPU the same run without sleep, which vLLM has on GPUs alone.
 """
 
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -31,7 +33,8 @@ ITERATIONS, WARM = 4, 1
 def settings(is_rehearsal: bool, model: Path, run: Path) -> list[str]:
     """Return what main.py is called with."""
     given = ["-cn", "exp/ppo/grpo_gsm8k_one_gpu", "task=word_arithmetic", f"model.path={model}", f"output_dir={run}",
-             f"num_iterations={ITERATIONS}", "checkpoints.save_every=0", "evaluation.every=0"]  # fmt: skip
+             "reward=outcome_and_form", "reward.terms.length.free_tokens=8", f"num_iterations={ITERATIONS}",
+             "checkpoints.save_every=0", "evaluation.every=0"]  # fmt: skip
     if not is_rehearsal:
         return given
     return [*given, "engine.sleeps=false", "~client.options.gpu_memory_utilization", "client.max_model_len=128",
@@ -41,20 +44,15 @@ def settings(is_rehearsal: bool, model: Path, run: Path) -> list[str]:
 
 @dataclass
 class Watched:
-    """Of a run: the most bytes of the first GPU that were taken, and the least once two processes computed on it (the
-    engine asleep); the most processes that computed on it."""
+    """Of a run: the most bytes of the first GPU that were taken, the most processes that computed on it."""
 
     most: int = 0
-    asleep: int = 0
     processes: int = 0
 
     def look(self) -> None:
         """Ask nvidia-smi once."""
-        used = asked("--query-gpu=memory.used")
-        self.most = max([self.most, *(size * 2**20 for size in used)])
+        self.most = max([self.most, *(size * 2**20 for size in asked("--query-gpu=memory.used"))])
         self.processes = max(self.processes, len(asked("--query-compute-apps=pid")))
-        if self.processes > 1 and used:
-            self.asleep = min(self.asleep or self.most, used[0] * 2**20)
 
 
 def asked(query: str) -> list[int]:
@@ -88,12 +86,21 @@ def placement(watched: Watched) -> list[Row]:
     dealt = deal_gpus(1, None, (), {})[0]
     note = f"the engine is dealt GPU {dealt}, learner and engine compute there" if dealt else "no GPU"
     hidden = "" if watched.processes or not dealt else "nvidia-smi names no process here"
-    sizes = {"at most": watched.most, "at least, the engine asleep": watched.asleep}
+    most = round(watched.most / 2**30, 3) if watched.most else None
     return [
         Row("engine placement", watched.processes or None, "processes on the GPU", hidden or note),
-        *(Row(f"GPU memory {when}", round(size / 2**30, 3) if size else None, "GiB", "" if size else hidden or "no GPU")
-          for when, size in sizes.items()),
-    ]  # fmt: skip
+        Row("GPU memory at most", most, "GiB", "" if watched.most else hidden or "no GPU"),
+    ]
+
+
+def asleep(log: str) -> list[Row]:
+    """Return what vLLM says in an engine's log of every sleep but the first, the median."""
+    found = re.findall(r"Sleep mode freed ([\d.]+) GiB memory, ([\d.]+) GiB memory is still in use", log)[WARM:]
+    rows = []
+    for place, name in enumerate(("GPU memory freed by the engine's sleep", "GPU memory in use while it sleeps")):
+        value = round(statistics.median(float(one[place]) for one in found), 3) if found else None
+        rows.append(Row(name, value, "GiB", "" if found else "no sleep in the engine's log"))
+    return rows
 
 
 def planned(given: list[str], folder: Path) -> float:
@@ -138,5 +145,6 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     plan = planned(given, folder)
     watched = run_watched([sys.executable, str(ROOT / "main.py"), *given], folder / "main.log")
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [*figures([row for row in rows if "seconds/iteration" in row]), *placement(watched),
+    log = (folder / "run" / "engine-0.log").read_text()
+    return [*figures([row for row in rows if "seconds/iteration" in row]), *placement(watched), *asleep(log),
             Row("planned", round(plan, 3), "GiB", "without an engine's share" if is_rehearsal else "")]  # fmt: skip

@@ -86,7 +86,9 @@ def digits(rng: random.Random, count: int) -> str:
 @cache
 def digit_ids() -> list[int]:
     """Return the tokens of 0 to 9."""
-    found: list[int] = digit_tokenizer().convert_tokens_to_ids(list("0123456789"))
+    tokenizer = digit_tokenizer()
+    found: list[int] = [tokenizer(digit, add_special_tokens=False).input_ids[0] for digit in "0123456789"]
+    assert tokenizer("0123456789", add_special_tokens=False).input_ids == found
     return found
 
 

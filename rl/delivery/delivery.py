@@ -150,6 +150,8 @@ class Delivery:
         started = time.monotonic()
         self.sync.canaries = canaries
         await self.sync.prove_delivery(weights, seed)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # of the scratch copies
         self._proof |= await self.sync.sync(weights, version)
         ended, serving = time.monotonic(), self.sync.num_serving
         self.metrics.timeline.add(DELIVERY, f"version {version}", started, ended, engines=serving)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from espalier.models.precision import autocast
-from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy
+from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy, vocabulary_of
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.weight_buckets import Kinds, kinds_of
@@ -98,7 +98,7 @@ class HeldWeights(PolicyWeights):
             return found
 
         with rounded(self.model, dtype) if dtype is not None else nullcontext():
-            return canary_scores(logits, device, canaries)
+            return canary_scores(logits, device, canaries, vocabulary_of(self.model))
 
     def perturbed(self, scales: Mapping[str, float], seed: int) -> "HeldWeights":
         """Return copies of the perturbed ones."""

@@ -16,7 +16,7 @@ import torch
 
 from espalier.models.inputs import network
 from espalier.rl.delivery.policy_weights import PolicyWeights
-from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy
+from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy, vocabulary_of
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.rank_calls import RankCalls
 from espalier.sampling.weight_buckets import Kinds
@@ -79,7 +79,7 @@ class ShardedPolicy:
 
         rounding = rounded(network(model), dtype) if dtype is not None else nullcontext()
         with rounding, self._one_name_as_it_was(noise.without):
-            return canary_scores(logits, self.engine.device, canaries)
+            return canary_scores(logits, self.engine.device, canaries, vocabulary_of(network(model)))
 
     def rest(self) -> None:
         """Let go of what was gathered, and put back what was perturbed."""

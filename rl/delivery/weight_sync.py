@@ -17,21 +17,14 @@ the first policy's, and as they become unlikely, rounding alone makes 0.007 to 0
 says depends on the receipt: an engine that read every tensor as it was sent is never said to lack them. It may compute
 with old ones all the same (`serves_old`), or simply otherwise than the trainer.
 
-At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, the copy is delivered, and the
-engine must agree with the copy and with none of the copies that keep one parameter as it was: one of every kind in each
-third of the layers (`representatives`), so that the proof of a deep network costs no more forward passes than that of a
-shallow one; that the others arrive the receipts say. A canary alone needs many iterations to see one stale parameter
-among fresh ones. In a wide, deep network one parameter of one layer moves a log-prob by less than rounding does, and
-noise large enough to move it by more makes chaos of the rest. So all tokens are asked together which way the engine's
-log-probs lie from the truth (`way_to`): rounding goes in all directions, a stale parameter in one.
+At the start of a run `rl.delivery.start_proof` proves more: a canary alone needs many iterations to see one stale
+parameter among fresh ones.
 """
 
 import asyncio
 import logging
-import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from statistics import median
 from typing import TypeVar
 
@@ -41,14 +34,13 @@ from espalier.rl.delivery.following_engines import FollowingEngines
 from espalier.rl.delivery.live_engine import LiveEngine, StampedEngine
 from espalier.rl.delivery.policy_weights import PolicyWeights, weights_of
 from espalier.rl.delivery.receipts import StaleWeights
+from espalier.rl.delivery.start_proof import Answer, read_answer, scratch_copy
 from espalier.rl.probes.canary import (
     Canary,
     Unproven,
     canary_gap,
-    representatives,
     serves_old,
     step_kl,
-    way_to,
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR
@@ -56,12 +48,7 @@ from espalier.sampling.weight_buckets import Streamed
 
 log = logging.getLogger(__name__)
 
-_PART = 0.5  # of the way to a stale parameter's log-probs, from where on an engine may lie there
-_MARGIN = 3.0  # standard errors
-_TOLD_APART = 40.0  # lengths of what rounding makes of a token, that a stale parameter must be away over all tokens
 _MAX_ATTEMPTS = 3
-_MAX_ROUNDS = 8  # tries of noise
-_MOST_GROWTH = 16.0  # of a parameter's noise from one try to the next
 
 R = TypeVar("R")
 
@@ -207,86 +194,36 @@ class WeightSync(FollowingEngines):
         return moved | await self.prove()
 
     async def prove_delivery(self, policy: PolicyWeights | torch.nn.Module, seed: int = 0) -> dict[str, float]:
-        """Prove that every named parameter reaches every engine; they are left with a scratch copy.
+        """Prove that parameters of every kind reach every engine (`rl.delivery.start_proof`); they are left with a
+        scratch copy.
 
         Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
         ProbeFailed where the engine read every tensor and only computes otherwise. Costs one delivery and, on the
-        trainer, a forward pass of the canaries per representative. Perturbing may lead where bf16 is too coarse to tell
-        copies apart (an untrained model): another perturbation is tried then; one that passes is a proof.
+        trainer, a forward pass of the canaries per representative and try of noise. Perturbing may lead where bf16 is
+        too coarse to tell copies apart (an untrained model): another perturbation is tried then; one that passes is a
+        proof.
         """
         weights = weights_of(policy)
         for attempt in range(_MAX_ATTEMPTS):
-            scratch = self._scratch_copy(weights, seed + attempt)
-            truth, stale = scratch.truth, scratch.stale
+            scratch = scratch_copy(weights, self.canaries, self.computes_in, seed + attempt)
             before = dict(await self.canary_logprobs())
             await self.deliver(scratch.weights)
-            engines = await self.canary_logprobs()
-            found = torch.stack([logprobs for _, logprobs in engines])  # [E, R]
-            errors = (found - truth).abs().mean(-1)
-            error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
-            old = [(logprobs, before[engine]) for engine, logprobs in engines if engine in before]
-            moved = min((float((one - other).abs().mean()) for one, other in old), default=math.inf)
-            distances = {name: float((found - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
-            nearest = min(distances, key=distances.__getitem__)
-            ways = [way_to(one, truth, other) for one in found for other in stale.values()]
-            ways += [way_to(one, truth, other) for one, other in old]
-            is_fresh = all(abs(share) + _MARGIN * unsure < _PART for share, unsure in ways)
-            if is_fresh and error <= FACTOR * max(FLOOR, scratch.rounding):
-                log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
-                         "%.3f from a stale %s", len(weights.kinds), error, distances[nearest], nearest)  # fmt: skip
-                return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
-        measured = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and " \
-                   f"{moved:.3f} from before (means over tokens)"  # fmt: skip
-        name = engines[worst][0].name
-        if self.is_received and error < min(moved, distances[nearest]):  # nothing stale explains it better
-            raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {measured}"))
+            limit = self.max_logprob_gap or FACTOR * max(FLOOR, scratch.rounding)
+            answers = [Answer(engine.name, found, before.get(engine)) for engine, found in await self.canary_logprobs()]
+            readings = [read_answer(answer, scratch, limit) for answer in answers]
+            del scratch  # before the next one is made
+            wrong = [reading for reading in readings if not reading.is_fresh]
+            if not wrong:
+                worst = max(readings, key=lambda reading: reading.error)
+                log.info("delivery reaches all %d weights: the engine's log-probs are %s", len(weights.kinds), worst)
+                return {"error": worst.error, "nearest_stale": worst.distance, "moved": worst.moved}
+        worst = next((reading for reading in wrong if reading.is_stale), wrong[0])
+        if self.is_received and not worst.is_stale:
+            fault = Fault(UNKNOWN, f"with all weights perturbed the log-probs of {worst.name} are {worst}")
+            if self.stops:
+                raise ProbeFailed(fault)
+            log.warning("%s", fault)
+            return {"error": worst.error, "nearest_stale": worst.distance, "moved": worst.moved}
         kind = UNUSED if self.is_received else WEIGHTS
-        raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
-                           f"log-probs are {measured}", kind)  # fmt: skip
-
-    def _scratch_copy(self, weights: PolicyWeights, seed: int) -> "_Scratch":
-        """Return perturbed weights in which, where that can be, every representative is told apart from rounding. Those
-        that are not get more noise, as much as they lack, twice as much at least; of all tries that with the most of
-        them, the first, is returned."""
-        names = [name for name, (_, dtype) in weights.kinds.items() if dtype.is_floating_point]
-        scales, groups = dict.fromkeys(names, 0.4), representatives(names)
-        best, fewest = dict(scales), len(groups)
-        for _ in range(_MAX_ROUNDS):
-            tried = self._perturbed(weights, scales, groups, seed)
-            hidden = [name for name in groups if tried.seen(name) < 1]
-            if not hidden:
-                return tried
-            if len(hidden) < fewest:
-                best, fewest = dict(scales), len(hidden)
-            scales.update({name: scales[name] * min(_MOST_GROWTH, max(2.0, 1.2 / tried.seen(name))) for name in hidden})
-        if fewest == len(groups):
-            raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
-        tried = self._perturbed(weights, best, groups, seed)
-        hidden = [name for name in groups if tried.seen(name) < 1]
-        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
-        return replace(tried, stale={name: tried.stale[name] for name in groups if name not in hidden})
-
-    def _perturbed(
-        self, weights: PolicyWeights, scales: dict[str, float], groups: Iterable[str], seed: int
-    ) -> "_Scratch":
-        scratch = weights.perturbed(scales, seed)
-        truth = scratch.scores(self.canaries, self.precision).logprobs
-        stale = {name: scratch.without_noise(name).scores(self.canaries, self.precision).logprobs for name in groups}
-        return _Scratch(scratch, truth, stale, float((self._rounded_logprobs(scratch) - truth).abs().mean()))
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    """Perturbed weights, their log-probs [R], those with one parameter as it was by its name, and the mean that
-    rounding makes of one."""
-
-    weights: PolicyWeights
-    truth: torch.Tensor
-    stale: dict[str, torch.Tensor]
-    rounding: float
-
-    def seen(self, name: str) -> float:
-        """Return how far an engine in which this parameter is stale lies from the truth, in what is asked of it; from 1
-        on it is told apart from rounding."""
-        length = float((self.stale[name] - self.truth).square().sum().sqrt())
-        return max(length / (_TOLD_APART * max(FLOOR, self.rounding)), 1e-9)
+        raise StaleWeights(f"delivery does not reach the whole engine ({worst.name}): with all weights perturbed its "
+                           f"log-probs are {worst}", kind)  # fmt: skip

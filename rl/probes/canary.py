@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from espalier.models.logprobs import token_logprobs
 from espalier.rl.probes.rounding import FLOOR
 
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
+_MAX_LOGITS = 2**27  # positions x vocabulary of one pass: with what is read off them 2.5 GiB in float32
 _FEWEST_TOKENS = 5  # that must say of an engine that it computes as the version before
 
 
@@ -55,18 +56,34 @@ class Unproven:
 
 
 @torch.no_grad()
-def canary_scores(logits: Callable[..., torch.Tensor], device: torch.device, canaries: Sequence[Canary]) -> Scores:
-    """Return what is read off the `logits` [B, T, V] of a call with `input_ids` and `attention_mask` [B, T] on that
-    device."""
+def canary_scores(
+    logits: Callable[..., torch.Tensor], device: torch.device, canaries: Sequence[Canary], vocabulary: int
+) -> Scores:
+    """Return what is read off the `logits` [B, T, V] of calls with `input_ids` and `attention_mask` [B, T] on that
+    device, as many canaries at a time as a large vocabulary allows."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
-    ids = ids.to(device)
-    scored = logits(input_ids=ids, attention_mask=attention_mask.to(device))
-    logprobs, entropies = token_logprobs(scored, ids)
     mask = response_mask[:, 1:]
-    rows, columns = mask.nonzero(as_tuple=True)
-    step = -(-len(rows) * scored.shape[-1] // _MAX_SCORES) or 1
-    chosen = scored[rows[::step].to(device), columns[::step].to(device)]
-    return Scores(logprobs.cpu()[mask], entropies.cpu()[mask], torch.log_softmax(chosen.float(), dim=-1).cpu())
+    step = -(-int(mask.sum()) * vocabulary // _MAX_SCORES) or 1
+    number, seen = max(1, _MAX_LOGITS // (ids.shape[1] * vocabulary)), 0
+    parts = []
+    for start in range(0, len(ids), number):
+        some = slice(start, start + number)
+        own, own_mask = ids[some].to(device), mask[some]
+        scored = logits(input_ids=own, attention_mask=attention_mask[some].to(device))
+        logprobs, entropies = token_logprobs(scored, own)
+        rows, columns = own_mask.nonzero(as_tuple=True)
+        places = slice(-seen % step, None, step)
+        chosen = scored[rows[places].to(device), columns[places].to(device)]
+        distributions = torch.log_softmax(chosen.float(), dim=-1).cpu()
+        parts.append((logprobs.cpu()[own_mask], entropies.cpu()[own_mask], distributions))
+        seen += len(rows)
+        del scored
+    return Scores(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of tokens a model gives logits of."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:

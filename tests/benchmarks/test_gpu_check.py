@@ -53,13 +53,20 @@ def test_where_engine_and_learner_compute_is_read_while_they_do(monkeypatch: pyt
         answers = {"--query-gpu=memory.used": used, "--query-compute-apps=pid": processes}
         monkeypatch.setattr(rl_smoke, "asked", answers.__getitem__)
         watched.look()
-    assert watched == rl_smoke.Watched(20_000 * 2**20, 12_000 * 2**20, 2)
+    assert watched == rl_smoke.Watched(20_000 * 2**20, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    row, most, _ = rl_smoke.placement(watched)
+    row, most = rl_smoke.placement(watched)
     assert (row.value, row.note) == (2, "the engine is dealt GPU 3, learner and engine compute there")
     assert most.value == 19.531
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert [(one.value, one.note) for one in rl_smoke.placement(rl_smoke.Watched())] == [(None, "no GPU")] * 3
+    assert [(one.value, one.note) for one in rl_smoke.placement(rl_smoke.Watched())] == [(None, "no GPU")] * 2
+
+
+def test_what_an_engine_frees_and_keeps_in_its_sleep_is_what_vllm_says() -> None:
+    line = "INFO Sleep mode freed {} GiB memory, {} GiB memory is still in use.\n"
+    rows = rl_smoke.asleep("".join(line.format(freed, freed / 10) for freed in (90.0, 66.5, 70.0, 60.0)))
+    assert [row.value for row in rows] == [66.5, 6.65], "the first is left out"
+    assert [(row.value, row.note) for row in rl_smoke.asleep("")] == [(None, "no sleep in the engine's log")] * 2
 
 
 def test_a_kernel_that_is_wrong_ends_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,17 +114,20 @@ def test_a_part_beyond_its_deadline_is_ended_and_named(tmp_path: Path) -> None:
 
 
 def test_parts_measured_before_stay_where_the_gpu_is_of_the_same_kind(tmp_path: Path) -> None:
-    kept = {"part": "head", "gpu": "H200", "rows": []}
-    for name, found in (("head", kept), ("large", {"part": "large", "gpu": "", "rows": []})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(found))
-    assert gpu_check.measured_before(tmp_path, "H200") == {"head": kept}
-    assert gpu_check.measured_before(tmp_path, "H100") == gpu_check.measured_before(tmp_path, "") == {}
+    parts = [{"part": "head", "gpu": "H200", "rows": []}, {"part": "large", "gpu": "H100", "rows": []}]
+    path = tmp_path / "gpu_check.json"
+    assert gpu_check.measured_before("H200", path) == {}
+    path.write_text(json.dumps({"detail": {"parts": parts}}))
+    assert gpu_check.measured_before("H200", path) == {"head": parts[0]}
+    assert gpu_check.measured_before("H100", path) == {"large": parts[1]}
+    assert gpu_check.measured_before("", path) == {}
 
 
 def test_the_table_shows_no_number_of_a_rehearsal() -> None:
     row: dict[str, Any] = {"figure": "speed", "value": 7.0, "unit": "tokens/s", "note": ""}
     lacks = {"figure": "TRL", "value": None, "unit": "", "note": "not installed"}
-    part: dict[str, Any] = {"part": "head", "rows": [row, lacks], "error": "", "seconds": 1.5, "rehearsal": True}
+    part: dict[str, Any] = {"part": "head", "rows": [row, lacks], "error": "", "seconds": 1.5, "rehearsal": True,
+                            "date": "2026-01-02", "versions": {"torch": "9"}}  # fmt: skip
     what = PARTS["head"]
     assert table_of([part])[1] == [
         ["head", what, "", "", "rehearsed on a CPU: no figures, 1.5 s"],
@@ -125,7 +135,7 @@ def test_the_table_shows_no_number_of_a_rehearsal() -> None:
         ["", "TRL", "", "", "not installed"],
     ]
     measured = table_of([part | {"rehearsal": False}, part | {"error": "out of memory"}])[1]
-    assert measured[0][4] == "measured, 1.5 s"
+    assert measured[0][4] == "measured 2026-01-02, torch 9, 1.5 s"
     assert measured[1] == ["", "speed", 7.0, "tokens/s", ""]
     assert measured[3][4] == "out of memory"
 

@@ -31,7 +31,7 @@ from espalier.rl.group_scores import score
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.probes.canary import Canary, canary_scores, representatives, way_to
+from espalier.rl.probes.canary import Canary, canary_scores, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.problem_order import draw_problems
@@ -509,13 +509,14 @@ def test_delivery_is_proven_where_rounding_hides_what_one_parameter_does_to_a_to
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = load_policy(str(tiny_policy), "eager")
-    draws = torch.Generator().manual_seed(6)
+    draws, scores = torch.Generator().manual_seed(6), policy_weights.HeldWeights.scores
 
-    def rounds(self: WeightSync, weights: Any) -> torch.Tensor:
-        logprobs: torch.Tensor = weights.scores(self.canaries, "fp32").logprobs
-        return logprobs + Noisy.SIZE * torch.randn(logprobs.shape, generator=draws)
+    def rounded_scores(self: Any, canaries: Any, precision: str, dtype: torch.dtype | None = None) -> Any:
+        found = scores(self, canaries, precision)
+        noise = Noisy.SIZE * torch.randn(found.logprobs.shape, generator=draws)
+        return found if dtype is None else found._replace(logprobs=found.logprobs + noise)
 
-    monkeypatch.setattr(WeightSync, "_rounded_logprobs", rounds)
+    monkeypatch.setattr(policy_weights.HeldWeights, "scores", rounded_scores)
     canaries = [Canary(torch.randint(5, 200, (90,), generator=draws).tolist(), start=10) for _ in range(4)]
 
     def sync_with(stale: Sequence[str]) -> WeightSync:
@@ -525,21 +526,10 @@ def test_delivery_is_proven_where_rounding_hides_what_one_parameter_does_to_a_to
 
     found = asyncio.run(sync_with([]).prove_delivery(model))
     assert found["error"] < Noisy.SIZE
-    assert found["nearest_stale"] < 3 * found["error"], "no token would show it"
+    assert found["nearest_stale"] < 6 * Noisy.SIZE, "one token alone would not show it"
     name = "model.layers.1.self_attn.k_proj.weight"
     with pytest.raises(StaleWeights, match=f"from a stale {name}"):
         asyncio.run(sync_with([name]).prove_delivery(model))
-
-
-def test_the_way_to_what_is_stale_is_measured_over_all_tokens() -> None:
-    draws = torch.Generator().manual_seed(0)
-    truth, way, noise = torch.randn(3, 400, generator=draws).double()
-    for share in (0.0, 0.3, 1.0):
-        found, unsure = way_to(truth + share * 0.2 * way + 0.5 * noise, truth, truth + 0.2 * way)
-        assert abs(found - share) < 3 * unsure
-        assert 0.05 < unsure < 0.2
-    nan = way_to(torch.full((4,), float("nan")), truth[:4], way[:4])
-    assert not abs(nan[0]) < 1e9
 
 
 @pytest.mark.slow

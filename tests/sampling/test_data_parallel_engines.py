@@ -500,6 +500,31 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
         DataParallelEngines("m", "l", num_engines=0)
 
 
+@pytest.mark.parametrize(("gpus", "most"), [(["0", "0", "1"], 2), (["0", "1", "2"], 3)])
+def test_engines_that_share_a_gpu_are_started_one_after_the_other(gpus: list[str], most: int, tmp_path: Path) -> None:
+    now: list[str] = []
+    counts: list[int] = []
+
+    class Started(ChildEngine):
+        async def start(self, environment: dict[str, str], seconds: float) -> None:
+            device = environment["CUDA_VISIBLE_DEVICES"]
+            assert device not in now
+            now.append(device)
+            counts.append(len(now))
+            await asyncio.sleep(0.02)
+            now.remove(device)
+
+    class Sharing(Stood):
+        def make_engine(self, number: int) -> ChildEngine:
+            return Started("engine", str(tmp_path / "log"), self.program, {}, self._lose)
+
+        def environment(self, number: int) -> dict[str, str]:
+            return {"CUDA_VISIBLE_DEVICES": gpus[number]}
+
+    asyncio.run(Sharing("policy", str(tmp_path / "engine.log"), num_engines=3).open())
+    assert (len(counts), max(counts)) == (3, most)
+
+
 def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
     check_client(DataParallelEngines("m", "l"), None)
     check_client(RayEngines("m", "l"), None)

@@ -1,0 +1,114 @@
+"""What an engine's log-probs say at the start of a run, against engines that are drawn: right, stale, stale in part."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.rl.delivery.start_proof import Answer, Reading, Scratch, read_answer
+from espalier.rl.probes import canary
+from espalier.rl.probes.canary import Canary, canary_scores, way_to
+
+ROUNDING = 0.02
+LIMIT = 5 * ROUNDING
+
+
+def test_the_way_to_what_is_stale_is_measured_over_all_tokens() -> None:
+    draws = torch.Generator().manual_seed(0)
+    truth, way, noise = torch.randn(3, 400, generator=draws).double()
+    for share in (0.0, 0.3, 1.0):
+        found, unsure = way_to(truth + share * 0.2 * way + 0.5 * noise, truth, truth + 0.2 * way)
+        assert abs(found - share) < 3 * unsure
+        assert 0.05 < unsure < 0.2
+    nan = way_to(torch.full((4,), float("nan")), truth[:4], way[:4])
+    assert not abs(nan[0]) < 1e9
+
+
+@pytest.mark.parametrize("most", [2**9, 2**12])
+def test_canaries_are_scored_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    draws = torch.Generator().manual_seed(0)
+    table = torch.randn(50, 50, generator=draws)
+    canaries = [Canary(torch.randint(0, 50, (size,), generator=draws).tolist(), 3) for size in (9, 20, 14, 7, 20)]
+    calls: list[int] = []
+
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        calls.append(len(input_ids))
+        return table[input_ids]
+
+    monkeypatch.setattr(canary, "_MAX_SCORES", 50 * 12)  # every fifth of 55 positions
+    at_once = canary_scores(logits, torch.device("cpu"), canaries, 50)
+    assert calls == [5]
+    assert len(at_once.distributions) == 11
+    monkeypatch.setattr(canary, "_MAX_LOGITS", most)
+    in_parts = canary_scores(logits, torch.device("cpu"), canaries, 50)
+    assert calls[1:] == ([1] * 5 if most < 2000 else [4, 1])
+    for one, other in zip(at_once, in_parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+class Drawn:
+    """A scratch copy with 30 parameters, each just told apart from rounding over `size` tokens."""
+
+    def __init__(self, size: int, seed: int):
+        self.draws = torch.Generator().manual_seed(seed)
+        self.size = size
+        truth, start = 1.5 * self.normal(), 1.5 * self.normal()
+        self.ways = [way * (52 * ROUNDING / way.norm()) for way in (self.normal() for _ in range(30))]
+        stale = {f"w{number}": truth + way for number, way in enumerate(self.ways)}
+        weights: Any = None
+        noise = self.normal()
+        self.scratch = Scratch(weights, start, truth, stale, truth + ROUNDING * noise / noise.square().mean().sqrt())
+
+    def normal(self) -> torch.Tensor:
+        return torch.randn(self.size, generator=self.draws)
+
+    def read(self, found: torch.Tensor, before: torch.Tensor | None = None, limit: float = LIMIT) -> Reading:
+        return read_answer(Answer("engine 0", found, before), self.scratch, limit)
+
+
+@pytest.mark.parametrize("size", [60, 400, 8000])
+@pytest.mark.parametrize("noise", [0.7, 1.9])
+def test_a_right_engine_is_proven_however_many_tokens_there_are(size: int, noise: float) -> None:
+    for seed in range(10):
+        drawn = Drawn(size, seed)
+        assert all(drawn.scratch.seen(name) >= 1 for name in drawn.scratch.stale)
+        found = drawn.scratch.truth + noise * ROUNDING * drawn.normal()
+        reading = drawn.read(found, drawn.scratch.start + ROUNDING * drawn.normal())
+        assert reading.is_fresh, reading
+
+
+@pytest.mark.parametrize("size", [60, 400, 8000])
+def test_a_stale_parameter_is_found_and_named_and_half_of_one_is_found(size: int) -> None:
+    for seed in range(10):
+        drawn = Drawn(size, seed)
+        noise = ROUNDING * drawn.normal()
+        reading = drawn.read(drawn.scratch.stale["w7"] + noise)
+        assert (reading.is_fresh, reading.is_stale, reading.nearest) == (False, True, "w7"), reading
+        assert reading.share == pytest.approx(1, abs=0.2)
+        assert "from a stale w7's" in str(reading)
+        assert not drawn.read(drawn.scratch.truth + 0.5 * drawn.ways[7] + noise).is_fresh
+
+
+def test_an_engine_that_took_nothing_is_stale_whether_or_not_it_was_asked_before() -> None:
+    drawn = Drawn(400, 0)
+    old = drawn.scratch.start + ROUNDING * drawn.normal()
+    other = drawn.scratch.truth.mean() + 1.5 * drawn.normal()
+    for found, before in ((old, old), (old, None), (old, torch.full((400,), -torch.inf))):
+        reading = drawn.read(found, before, limit=9.0)
+        assert (reading.is_fresh, reading.is_stale) == (False, True), reading
+    assert not drawn.read(other, None, limit=9.0).is_fresh, "another model"
+
+
+def test_an_engine_that_only_computes_otherwise_is_not_called_stale_and_has_the_limit_that_is_given() -> None:
+    drawn = Drawn(400, 0)
+    found = drawn.scratch.truth + 8 * ROUNDING * drawn.normal()
+    reading = drawn.read(found)
+    assert (reading.is_fresh, reading.is_stale) == (False, False), reading
+    shifted = drawn.scratch.truth + 3 * ROUNDING
+    assert drawn.read(shifted).is_fresh
+    assert not drawn.read(shifted, limit=2 * ROUNDING).is_fresh
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.0])
+def test_an_engine_that_answers_the_same_everywhere_is_refused(value: float) -> None:
+    assert not Drawn(400, 0).read(torch.full((400,), value), limit=9.0).is_fresh
