@@ -8,7 +8,7 @@ A cell is a task and the policy of plan.yaml (benchmarks/credit). Seed s takes t
 reward model is made by scripts/process_rewards.sh of training problems. Every run is a record in
 benchmarks/results/search/; what is there already is not run again, so that shares can be run on their own; `--page`
 runs nothing. A share that would stand beside records of another policy or reward model for the same seed, or of another
-number of problems, is refused (records of 60 problems are stored: `--problems 60`). `exact` scores by the true value of
+number of problems, is refused (records of 30 problems are stored: `--problems 30`). `exact` scores by the true value of
 the policy, the ceiling, `random` by a hash, the floor.
 
 Speed: step beam search of width 4 and 4 siblings, product and public way (benchmarks/search/public_way.py) on servers
