@@ -97,4 +97,4 @@ def engine_arguments(
 def _has_gpu() -> bool:
     import torch  # not by a caller of a server that runs already
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count() > 0  # by NVML: after `is_available` no worker could be forked

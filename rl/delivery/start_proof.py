@@ -53,7 +53,7 @@ class Scratch:
 
     def seen(self, name: str) -> float:
         """Return how far an engine in which this parameter is stale lies from the truth, in what is asked of it; from 1
-        on it is told apart from rounding."""
+        on it is distinguished from rounding."""
         length = float((self.stale[name] - self.truth).square().sum().sqrt())
         rounding = float((self.rounded - self.truth).square().mean().sqrt())
         return max(length / (_APART * max(FLOOR, rounding)), 1e-9)
@@ -128,9 +128,10 @@ def _doubt(share: float, unsure: float) -> float:
 
 
 def scratch_copy(weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int) -> Scratch:
-    """Return perturbed weights in which, where that can be, every representative is told apart from the rounding of an
-    engine that computes in `dtype`. Those that are not get more noise, as much as they lack, twice as much at least; of
-    all tries that with the most of them, the first, is returned. Raises StaleWeights where nothing can be proven."""
+    """Return perturbed weights in which, where that can be, every representative is distinguished from the rounding
+    of an engine that computes in `dtype`. Those that are not get more noise, as much as they lack, twice as much at
+    least; of all tries that with the most of them, the first, is returned. Raises StaleWeights where nothing can be
+    proven."""
     start = weights.scores(canaries, "fp32").logprobs
     if not len(start) or not bool(torch.isfinite(start).all()):
         what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"

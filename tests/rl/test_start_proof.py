@@ -47,7 +47,7 @@ def test_canaries_are_scored_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 class Drawn:
-    """A scratch copy with 30 parameters, each just told apart from rounding over `size` tokens."""
+    """A scratch copy with 30 parameters, each just distinguished from rounding over `size` tokens."""
 
     def __init__(self, size: int, seed: int):
         self.draws = torch.Generator().manual_seed(seed)

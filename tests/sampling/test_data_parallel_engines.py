@@ -32,6 +32,7 @@ from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.sampling.engine_arguments import engine_arguments
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.ray_engines import RayEngines
@@ -523,6 +524,18 @@ def test_engines_that_share_a_gpu_are_started_one_after_the_other(gpus: list[str
 
     asyncio.run(Sharing("policy", str(tmp_path / "engine.log"), num_engines=3).open())
     assert (len(counts), max(counts)) == (3, most)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_engines_are_eager_where_there_is_no_gpu_unless_they_are_asked_otherwise(
+    num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    asked: list[tuple[dict[str, Any], bool]] = [
+        ({}, num_gpus == 0), ({"enforce_eager": None}, num_gpus == 0), ({"enforce-eager": True}, True),
+        ({"enforce_eager": False}, False)]  # fmt: skip
+    for options, is_eager in asked:
+        assert engine_arguments("m", "float32", None, options, takes_weights=False)["enforce_eager"] is is_eager
 
 
 def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
