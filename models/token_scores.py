@@ -5,7 +5,10 @@ beyond that, chunks of tokens are computed, forgotten, and computed again in the
 that memory does not grow with the tokens. `temperature` divides the logits, as in sampling.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at 
 # gradient, and what fits in one is not computed twice: 112 tokens on a CPU take 7.1 s, 27 of them at a time, 4.4 s with
 # 110, 2.9 s in one chunk.
 LEAST_TOKENS = 256
+PART = 2**17  # numbers of a chunk that a CPU reads at a time: 512 KiB
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,24 @@ class _ChunkedScores(torch.autograd.Function):
         max_scores: int,
     ) -> torch.Tensor:
         size = max(1, max_scores // weight.shape[0])
-        is_kept = hidden.shape[0] <= size  # one chunk: its softmax stays for the backward pass
-        scores = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        is_kept = hidden.shape[0] <= size  # one chunk: its logits stay for the backward pass
+        found = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         kept = None
         for start in range(0, hidden.shape[0], size):
             rows = slice(start, start + size)
-            probs, scores[:, rows] = _scores(hidden[rows], weight, bias, targets[rows], temperature)
-            kept = probs if is_kept else None
-            del probs  # before the next chunk's: two at once would be half of the peak
-        ctx.save_for_backward(hidden, weight, bias, targets, scores[1], kept)
+            logits = linear(hidden[rows], weight, bias)
+            found[:, rows] = _read(logits, targets[rows], temperature)
+            kept = logits if is_kept else None
+            del logits  # before the next chunk's: two at once would be half of the peak
+        scores, sums = found[:3].clone(), found[3]
+        ctx.save_for_backward(hidden, weight, bias, targets, scores[1], sums, kept)
         ctx.temperature, ctx.size = temperature, size
         ctx.set_materialize_grads(False)
         return scores
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropies, sums, kept = ctx.saved_tensors
         gradient = gradients[0]
         if gradient is None:
             return (None,) * 6
@@ -73,15 +79,11 @@ class _ChunkedScores(torch.autograd.Function):
         has_entropies = bool(gradient[1].any())
         for start in range(0, hidden.shape[0], ctx.size):
             rows = slice(start, start + ctx.size)
-            probs = kept
-            if probs is None:
-                probs, _ = _scores(hidden[rows], weight, bias, targets[rows], ctx.temperature)
-            grads = probs * -gradient[0, rows].unsqueeze(1)
-            if has_entropies:
-                grads -= _entropy_grads(probs, gradient[1, rows], entropies[rows])
-            del probs
-            grads.scatter_add_(1, targets[rows].unsqueeze(1), gradient[0, rows].unsqueeze(1))
-            grads = grads.div_(ctx.temperature).to(hidden.dtype) if ctx.temperature != 1 else grads.to(hidden.dtype)
+            logits = linear(hidden[rows], weight, bias) if kept is None else kept
+            into = logits if kept is None else torch.empty_like(kept)
+            more = (gradient[1, rows], entropies[rows]) if has_entropies else ()
+            grads = _differentiate(logits, into, targets[rows], ctx.temperature, sums[rows], gradient[0, rows], *more)
+            del logits, into
             if for_hidden is not None:
                 for_hidden[rows] = grads @ weight
             if for_weight is not None:
@@ -94,29 +96,74 @@ class _ChunkedScores(torch.autograd.Function):
         return (for_hidden, *weights, None, None, None)
 
 
-def _scores(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (softmax [R, V], the three scores [3, R]) of a chunk, in float32."""
-    logits = linear(hidden, weight, bias).float()
-    if temperature != 1:
-        logits = logits / temperature
-    highest = logits.max(-1, keepdim=True).values
-    chosen = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-    logits = logits - highest
-    probs = logits.exp()
-    sums = probs.sum(-1, keepdim=True)
-    probs /= sums
-    logs = sums.squeeze(1).log()
-    entropies = logs - torch.linalg.vecdot(probs, logits)
-    logprobs = chosen - highest.squeeze(1) - logs
-    return probs, torch.stack((logprobs, entropies, (chosen >= highest.squeeze(1)).float()))
+def _read(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the three scores and the logarithm of the summed exponentials [4, R] of logits [R, V], in float32."""
+    if logits.is_cuda:
+        return _by_one_kernel(_read_rows)(logits, targets, temperature)
+    return torch.cat([_read_rows(logits[part], targets[part], temperature) for part in _parts(logits)], dim=1)
 
 
-def _entropy_grads(probs: torch.Tensor, gradient: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    """Return minus the entropies' part [R, V] of the gradient."""
-    logs = probs.clamp_min(1e-38).log()
-    return gradient.unsqueeze(1) * probs * (logs + entropies.unsqueeze(1))
+def _read_rows(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    divided = logits.float() / temperature if temperature != 1 else logits.float()
+    highest = divided.amax(-1, keepdim=True)
+    chosen = divided.gather(1, targets.unsqueeze(1)) - highest
+    below = divided - highest
+    shares = below.exp()
+    total = shares.sum(-1)
+    logs = total.log()
+    entropies = logs - torch.linalg.vecdot(shares, below) / total
+    chosen = chosen.squeeze(1)
+    return torch.stack((chosen - logs, entropies, (chosen >= 0).float(), highest.squeeze(1) + logs))
+
+
+def _differentiate(
+    logits: torch.Tensor, into: torch.Tensor, targets: torch.Tensor, temperature: float, *given: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient [R, V] of logits, on a CPU `into` those or another tensor; `given` [R]: see `_off_target`."""
+    places = targets.unsqueeze(1)
+    at_targets = _off_target(logits.gather(1, places), temperature, *given) + given[1].unsqueeze(1) / temperature
+    if logits.is_cuda:
+        into = _by_one_kernel(_rounded)(logits, temperature, *given)
+    else:
+        for part in _parts(logits):
+            into[part] = _off_target(logits[part], temperature, *(value[part] for value in given))
+    return into.scatter_(1, places, at_targets.to(logits.dtype))
+
+
+def _off_target(
+    logits: torch.Tensor,
+    temperature: float,
+    sums: torch.Tensor,
+    of_logprobs: torch.Tensor,
+    of_entropies: torch.Tensor | None = None,
+    entropies: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gradient of logits [R, N] that are no targets, in float32, from what was read of whole rows and from
+    the gradients of what they gave [R]."""
+    divided = logits.float() / temperature if temperature != 1 else logits.float()
+    logs = divided - sums.unsqueeze(1)
+    factors = -of_logprobs.unsqueeze(1) / temperature
+    if of_entropies is None or entropies is None:
+        return logs.exp_().mul_(factors)
+    factors = factors - of_entropies.unsqueeze(1) / temperature * (logs + entropies.unsqueeze(1))
+    return logs.exp_().mul_(factors)
+
+
+def _rounded(logits: torch.Tensor, *given: Any) -> torch.Tensor:
+    return _off_target(logits, *given).to(logits.dtype)
+
+
+def _parts(logits: torch.Tensor) -> Iterator[slice]:
+    """Yield rows that a CPU reads at a time, which its caches hold."""
+    size = max(1, PART // logits.shape[1])
+    for start in range(0, len(logits), size):
+        yield slice(start, start + size)
+
+
+@cache
+def _by_one_kernel(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return it fused for a GPU, which reads logits once or twice where each operation would read them."""
+    return torch.compile(function) if find_spec("triton") else function
 
 
 def _add_product(total: torch.Tensor, grads: torch.Tensor, hidden: torch.Tensor) -> None:
