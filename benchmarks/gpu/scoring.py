@@ -21,7 +21,7 @@ from espalier.rewards.process import score_trajectories
 
 def trajectories(shape: Shape, count: int) -> list[Trajectory]:
     """Return `count` of eight steps."""
-    values = [row for number in range(-(-count // shape.batch)) for row in step_values(shape)]
+    values = [row for number in range(-(-count // shape.batch)) for row in step_values(shape, 2 + number)]
     return [
         Trajectory(f"t{number}/0", f"t{number}", row.prompt, "".join(row.steps), row.steps, row.prompt_ids,
                    row.response_ids, row.step_ends, "stop", "1", "1", True)

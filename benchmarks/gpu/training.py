@@ -117,9 +117,9 @@ def pairs(shape: Shape) -> list[PreferencePair]:
     return rows
 
 
-def step_values(shape: Shape) -> list[StepValues]:
+def step_values(shape: Shape, seed: int = 2) -> list[StepValues]:
     """Return trajectories of eight steps."""
-    rng, rows = random.Random(2), []
+    rng, rows = random.Random(seed), []
     ends = [(shape.length - PROMPT) * (k + 1) // 8 for k in range(8)]
     for i in range(shape.batch):
         correct = [rng.randrange(5) for _ in range(7)] + [i % 2]
