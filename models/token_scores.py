@@ -1,10 +1,13 @@
 """Log-prob and entropy of tokens from hidden states and an output head, in chunks: without logits for the whole batch.
 
-The float32 softmax never stands for more than `MAX_SCORES` (tokens x vocabulary, or `LEAST_TOKENS` of them) at a time:
-beyond that, chunks of tokens are computed, forgotten, and computed again in the backward pass (Chen et al. 2016), so
-that memory does not grow with the tokens. `temperature` divides the logits, as in sampling.
+Logits never stand for more than `MAX_SCORES` (tokens x vocabulary, or `LEAST_TOKENS` of them) at a time: beyond that,
+chunks of tokens are computed, forgotten, and computed again in the backward pass (Chen et al. 2016), so that memory
+does not grow with the tokens. Their softmax stands nowhere: a pass reads a chunk once, in float32, a GPU by a fused
+kernel, a CPU in parts that its caches hold. `temperature` divides the logits, as in sampling.
 """
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +19,7 @@ from torch.nn.functional import linear, pad
 
 from espalier.models.shapes import ROWS, missing
 
-MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
+MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary at a time: in float32 16 MiB, 1 GiB
 # Tokens of a chunk however large the vocabulary (151,936: 148 MiB). Each chunk reads the head and adds to all of its
 # gradient, and what fits in one is not computed twice: 112 tokens on a CPU take 7.1 s, 27 of them at a time, 4.4 s with
 # 110, 2.9 s in one chunk.
@@ -162,8 +165,9 @@ def _parts(logits: torch.Tensor) -> Iterator[slice]:
 
 @cache
 def _by_one_kernel(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return it fused for a GPU, which reads logits once or twice where each operation would read them."""
-    return torch.compile(function) if find_spec("triton") else function
+    """Return it fused for a GPU, whose operations would each read all logits; as it is without what compiles it."""
+    has_compiler = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+    return torch.compile(function) if find_spec("triton") and has_compiler else function
 
 
 def _add_product(total: torch.Tensor, grads: torch.Tensor, hidden: torch.Tensor) -> None:
@@ -194,7 +198,7 @@ def chunked_scores(
     """Return scores of `targets` [R] from hidden states [R, H] and a head [V, H], in autocast's precision where it is
     on.
 
-    At most `max_scores` (0: `most_scores`) numbers, tokens x vocabulary, stand in float32 at a time.
+    At most `max_scores` (0: `most_scores`) logits, tokens x vocabulary, stand at a time.
     """
     device = hidden.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

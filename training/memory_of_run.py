@@ -109,6 +109,7 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
         "num_buckets": 2 if overlaps and stage < 3 else 1,
         "live": int(zero.get("stage3_max_live_parameters", LIVE)),
         "prefetch": int(zero.get("stage3_prefetch_bucket_size", PREFETCH)),
+        "is_gpu": is_gpu,
         "max_scores": MAX_SCORES["cuda" if is_gpu else "cpu"],
         "least_scored": LEAST_TOKENS,
     }

@@ -101,7 +101,7 @@ class Setup:
     ones cut over the ranks, in float32 numbers. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on
     their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
     bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
-    vocabulary in float32 at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy.
+    vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy.
     `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed
     rows, to be shown."""
 
@@ -123,6 +123,7 @@ class Setup:
     recomputes: str = ""
     is_eager: bool = False
     attention: str = ""
+    is_gpu: bool = True
     max_scores: int = 2**28
     least_scored: int = 0
     delivered: int = 0
@@ -208,11 +209,11 @@ def activation_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def score_bytes(shape: Shape, setup: Setup) -> int:
-    """Return what log-probs over the vocabulary take at a time: the softmax and its gradient in float32, and in bf16
-    the gradient as it is multiplied."""
-    each = 10 if setup.is_bf16 else 8
-    at_a_time = max(setup.max_scores, setup.least_scored * shape.vocabulary)
-    return 0 if shape.is_scalar else each * min(setup.work.reads * shape.vocabulary, at_a_time)
+    """Return what log-probs over the vocabulary take at a time: logits as they are computed, and their gradient, which
+    a CPU writes over logits that are computed again."""
+    asked, at_a_time = setup.work.reads * shape.vocabulary, max(setup.max_scores, setup.least_scored * shape.vocabulary)
+    copies = 2 if setup.is_gpu or asked <= at_a_time else 1
+    return 0 if shape.is_scalar else copies * (2 if setup.is_bf16 else 4) * min(asked, at_a_time)
 
 
 def head_gradient_bytes(network: Network, setup: Setup) -> int:

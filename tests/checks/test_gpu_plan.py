@@ -63,7 +63,7 @@ def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_a
     assert update == rest | {
         # 8,192 tokens: 24 inputs of 4 x 896; a layer of 13 x 896 x 2 - see tests/training/test_memory_plan.py
         "activations": activation_bytes(QWEN, ONE_GPU.setup),
-        "scores": 2_684_354_560,  # 10 x 2^28, a chunk of 4,096 x 151,936
+        "scores": 1_073_741_824,  # 4 x 2^28, a chunk of 4,096 x 151,936
         "copies to compute with": 988_065_536,
         "gradients": 1_976_131_072 + 6 * 151_936 * 896,
     }

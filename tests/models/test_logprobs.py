@@ -96,6 +96,40 @@ def test_no_more_scores_stand_at_a_time_than_asked_and_by_default_not_of_too_few
     assert sizes == [64 * tokens] * (60 // tokens) * 2  # so many tokens at a time, forward and again backward
 
 
+@pytest.mark.slow  # half a minute of compiling
+def test_what_gpus_run_fused_is_what_cpus_run_in_parts() -> None:
+    for rows, vocabulary in ((6, 300), (9, 300), (1, 1000)):
+        logits, targets = 5 * torch.randn(rows, vocabulary), torch.randint(vocabulary, (rows,))
+        fused = token_scores._by_one_kernel(token_scores._read_rows)(logits, targets, 0.7)
+        plain = token_scores._read_rows(logits, targets, 0.7)
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+        for given in ((plain[3], torch.randn(rows)), (plain[3], torch.randn(rows), torch.randn(rows), plain[1])):
+            half = logits.to(torch.bfloat16)
+            fused = token_scores._by_one_kernel(token_scores._rounded)(half, 0.7, *given)
+            torch.testing.assert_close(fused, token_scores._rounded(half, 0.7, *given), rtol=0.01, atol=1e-5)
+
+
+def test_parts_that_caches_hold_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.randn(7, 5), torch.randn(50, 5)
+    found = []
+    for size in (2**17, 120, 1):  # all rows, two, one
+        monkeypatch.setattr(token_scores, "PART", size)
+        hidden, weight = (one.clone().requires_grad_() for one in given)
+        scores = chunked_scores(hidden, weight, torch.arange(7), temperature=0.7)
+        (scores.logprobs.sum() + scores.entropies.sum()).backward()
+        found.append((scores.logprobs.detach(), scores.entropies.detach(), hidden.grad, weight.grad))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_gradient_asked_twice_is_the_same_twice() -> None:
+    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(50, 5, requires_grad=True)
+    for max_scores in (0, 100):  # logits kept, and computed again
+        loss = chunked_scores(hidden, weight, torch.arange(7), max_scores=max_scores).logprobs.sum()
+        first, second = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for _ in range(2))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
 def test_a_network_that_changes_its_logits_behind_the_head_goes_the_long_way(tiny_policy: Any) -> None:
     model = load_policy(str(tiny_policy))
     assert plain_head(model) is model.lm_head

@@ -72,7 +72,7 @@ def test_bf16_keeps_copies_of_what_is_multiplied_and_half_of_most_activations() 
     found = parts(bf16, "backward pass")
     assert found["copies to compute with"] == 2 * (P - 800)
     assert found["activations"] == 10 * 2 * (64 + 32 + 80 + 160) + 4 * 10 * 8 + 2 * 9 * 8
-    assert found["scores"] == 10 * 500
+    assert found["scores"] == 4 * 500
 
 
 def test_a_last_layer_that_is_read_at_few_tokens_and_keys_behind_a_shared_prompt() -> None:
@@ -251,7 +251,7 @@ def test_offloading_is_read_off_deepspeeds_own_keys() -> None:
     found = cutting_of({"zero_optimization": zero}, 3, is_gpu=False)
     assert (found["stage"], found["ranks"], found["live"], found["bucket"]) == (3, 3, 7, 5)
     assert (found["offloads_weights"], found["offloads_optimizer"]) == (True, False)
-    assert (found["max_scores"], found["least_scored"]) == (2**22, LEAST_TOKENS)
+    assert (found["max_scores"], found["least_scored"], found["is_gpu"]) == (2**22, LEAST_TOKENS, False)
 
 
 def test_scores_stand_for_some_tokens_at_a_time_however_large_the_vocabulary() -> None:
@@ -261,6 +261,9 @@ def test_scores_stand_for_some_tokens_at_a_time_however_large_the_vocabulary() -
     assert score_bytes(SHAPE, replace(run, work=Work(tokens=100, reads=90), least_scored=256)) == (
         8 * 90 * SHAPE.vocabulary
     )
+    on_cpu = replace(run, is_gpu=False)  # a gradient is written over logits that were computed for it
+    assert score_bytes(SHAPE, on_cpu) == 4 * 30 * SHAPE.vocabulary
+    assert score_bytes(SHAPE, replace(on_cpu, max_scores=900 * SHAPE.vocabulary)) == 8 * 900 * SHAPE.vocabulary
 
 
 def test_a_budget_of_tokens_is_lowered_in_place_of_rows_which_it_overrides() -> None:
