@@ -13,7 +13,7 @@ from typing import Any
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
 from espalier.checks.plan_gpu import check_plan, plan_of
-from espalier.checks.recipe import engine_name, kind_of, num_gpus, parameters_of, preset
+from espalier.checks.recipe import engine_name, kind_of, node_here, num_gpus, parameters_of, preset
 from espalier.checks.rehearsal import rehearse_training
 from espalier.checks.resources import (
     Need,
@@ -135,7 +135,7 @@ class CheckedConfig:
         if not kind:
             raise Skipped("conf/size/ has no preset for this objective")
         try:
-            fitting = " ".join(preset(kind, parameters, ranks, bool(config.lora)))
+            fitting = " ".join(preset(kind, parameters, ranks, bool(config.lora), node_here()))
         except BadInput as error:
             fitting = f"none: {error}"
         return (f"{parameters / 1e9:.3g}B parameters, {ranks} rank{'s' * (ranks > 1)}: the preset is {fitting}; here "

@@ -58,6 +58,18 @@ class Node:
     usable: float = 0.7  # the rest is for activations
 
 
+def node_here() -> Node:
+    """Return the smallest GPU of this machine; without one that of `Node`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Node()
+    num = torch.cuda.device_count()
+    smallest = min(torch.cuda.get_device_properties(number).total_memory for number in range(num))
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num
+    return Node(round(smallest / GIB, 1), round(host / GIB, 1))
+
+
 def engine_name(settings: Any) -> str:
     """Return what conf/deepspeed calls a JSON of these settings."""
     if not settings:
@@ -166,15 +178,17 @@ def recipe(
             f"exp/{folder}/{own}",
         ], f"{model} ({count} parameters) is trained as conf/exp/{folder}/{own}.yaml says"
     has_adapters = chosen.get("lora", "none") != "none"
-    words = preset(kind, parameters, num_ranks, has_adapters)
+    node = node_here()
+    words = preset(kind, parameters, num_ranks, has_adapters, node)
     if "lora=qlora" in words and chosen["lora"] != "qlora":
-        raise BadInput(f"{model} ({count} parameters) does not fit {num_ranks} GPU{'s' * (num_ranks > 1)} with lora="
-                       f"{chosen['lora']}: set lora=qlora, or more GPUs (nproc=)")  # fmt: skip
+        raise BadInput(f"{model} ({count} parameters) does not fit {num_ranks} GPU{'s' * (num_ranks > 1)} of "
+                       f"{node.gpu_gib:g} GiB with lora={chosen['lora']}: set lora=qlora, or more GPUs "
+                       "(nproc=)")  # fmt: skip
     words = [word for word in words if word.split("=", 1)[0] not in chosen]
     name = f"exp/{NEUTRAL[kind]}"
     key = "ppo" if kind == "ppo" else "exp"
     why = f"{model} ({count} parameters) is trained by {name} {' '.join(words)} "
-    why += f"(docs/training.md; {key}= names another)"
+    why += f"on GPUs of {node.gpu_gib:g} GiB (docs/training.md; {key}= names another)"
     if parameters < 0.1e9:
         why += "; its rate is that of much larger models"
     return ["-cn", name, *words], why

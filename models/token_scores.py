@@ -6,6 +6,7 @@ does not grow with the tokens. Their softmax stands nowhere: a pass reads a chun
 kernel, a CPU in parts that its caches hold. `temperature` divides the logits, as in sampling.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
 from espalier.models.shapes import ROWS, missing
@@ -24,7 +26,11 @@ MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary at a time: in 
 # gradient, and what fits in one is not computed twice: 112 tokens on a CPU take 7.1 s, 27 of them at a time, 4.4 s with
 # 110, 2.9 s in one chunk.
 LEAST_TOKENS = 256
-PART = 2**17  # numbers of a chunk that a CPU reads at a time: 512 KiB
+PART = {
+    "cpu": 2**17,
+    "cuda": 2**25,
+}  # numbers of a chunk that are read at a time: 512 KiB; without fused kernels 128 MiB
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,23 +62,24 @@ class _ChunkedScores(torch.autograd.Function):
     ) -> torch.Tensor:
         size = max(1, max_scores // weight.shape[0])
         is_kept = hidden.shape[0] <= size  # one chunk: its logits stay for the backward pass
-        found = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        found = torch.empty(5, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         kept = None
-        for start in range(0, hidden.shape[0], size):
-            rows = slice(start, start + size)
-            logits = linear(hidden[rows], weight, bias)
-            found[:, rows] = _read(logits, targets[rows], temperature)
-            kept = logits if is_kept else None
-            del logits  # before the next chunk's: two at once would be half of the peak
-        scores, sums = found[:3].clone(), found[3]
-        ctx.save_for_backward(hidden, weight, bias, targets, scores[1], sums, kept)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, hidden.shape[0], size):
+                rows = slice(start, start + size)
+                logits = linear(hidden[rows], weight, bias)
+                found[:, rows] = _read(logits, targets[rows], temperature)
+                kept = logits if is_kept else None
+                del logits  # before the next chunk's: two at once would be half of the peak
+        ctx.save_for_backward(hidden, weight, bias, targets, found, kept)
         ctx.temperature, ctx.size = temperature, size
         ctx.set_materialize_grads(False)
-        return scores
+        return found[:3].clone()  # what is saved is no output: its graph would hold itself
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, entropies, sums, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, found, kept = ctx.saved_tensors
         gradient = gradients[0]
         if gradient is None:
             return (None,) * 6
@@ -80,54 +87,60 @@ class _ChunkedScores(torch.autograd.Function):
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
         has_entropies = bool(gradient[1].any())
-        for start in range(0, hidden.shape[0], ctx.size):
-            rows = slice(start, start + ctx.size)
-            logits = linear(hidden[rows], weight, bias) if kept is None else kept
-            into = logits if kept is None else torch.empty_like(kept)
-            more = (gradient[1, rows], entropies[rows]) if has_entropies else ()
-            grads = _differentiate(logits, into, targets[rows], ctx.temperature, sums[rows], gradient[0, rows], *more)
-            del logits, into
-            if for_hidden is not None:
-                for_hidden[rows] = grads @ weight
-            if for_weight is not None:
-                _add_product(for_weight, grads, hidden[rows])
-            if for_bias is not None:
-                for_bias += grads.sum(0)
-            del grads
-        given = (for_weight, for_bias)
-        weights = (None if value is None else value.to(weight.dtype) for value in given)
-        return (for_hidden, *weights, None, None, None)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, hidden.shape[0], ctx.size):
+                rows = slice(start, start + ctx.size)
+                logits = linear(hidden[rows], weight, bias) if kept is None else kept
+                more = (gradient[1, rows], found[1, rows]) if has_entropies else ()
+                given = (found[3, rows], found[4, rows], gradient[0, rows], *more)
+                grads = _differentiate(logits, targets[rows], ctx.temperature, given, is_lent=kept is None)
+                del logits
+                if for_hidden is not None:
+                    for_hidden[rows] = grads @ weight
+                if for_weight is not None:
+                    _add_product(for_weight, grads, hidden[rows])
+                if for_bias is not None:
+                    for_bias += grads.sum(0)
+                del grads
+        weights = (for_weight, for_bias)
+        return (for_hidden, *(None if one is None else one.to(weight.dtype) for one in weights), None, None, None)
 
 
 def _read(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the three scores and the logarithm of the summed exponentials [4, R] of logits [R, V], in float32."""
-    if logits.is_cuda:
+    """Return what `_read_rows` does of logits [R, V]."""
+    if logits.is_cuda and can_fuse():
         return _by_one_kernel(_read_rows)(logits, targets, temperature)
     return torch.cat([_read_rows(logits[part], targets[part], temperature) for part in _parts(logits)], dim=1)
 
 
 def _read_rows(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    divided = logits.float() / temperature if temperature != 1 else logits.float()
-    highest = divided.amax(-1, keepdim=True)
-    chosen = divided.gather(1, targets.unsqueeze(1)) - highest
-    below = divided - highest
+    """Return the three scores, the highest logit, and the logarithm of the sum of exponentials of what lies below it,
+    divided by the temperature [5, R], in float32."""
+    places, raw = targets.unsqueeze(1), logits.float()
+    highest = raw.amax(-1, keepdim=True)
+    at_targets = raw.gather(1, places)
+    below, chosen = raw - highest, at_targets - highest  # exactly 0 at the highest, however a kernel divides
+    if temperature != 1:
+        below, chosen = below.div_(temperature), chosen / temperature
     shares = below.exp()
     total = shares.sum(-1)
     logs = total.log()
-    entropies = logs - torch.linalg.vecdot(shares, below) / total
-    chosen = chosen.squeeze(1)
-    return torch.stack((chosen - logs, entropies, (chosen >= 0).float(), highest.squeeze(1) + logs))
+    entropies = logs - shares.mul_(below).sum(-1) / total
+    is_likeliest = (at_targets >= highest).squeeze(1).float()
+    return torch.stack((chosen.squeeze(1) - logs, entropies, is_likeliest, highest.squeeze(1), logs))
 
 
 def _differentiate(
-    logits: torch.Tensor, into: torch.Tensor, targets: torch.Tensor, temperature: float, *given: torch.Tensor
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, given: tuple[torch.Tensor, ...], is_lent: bool
 ) -> torch.Tensor:
-    """Return the gradient [R, V] of logits, on a CPU `into` those or another tensor; `given` [R]: see `_off_target`."""
+    """Return the gradient [R, V] of logits, which it may be written over where they are lent; `given` [R]: see
+    `_off_target`."""
     places = targets.unsqueeze(1)
-    at_targets = _off_target(logits.gather(1, places), temperature, *given) + given[1].unsqueeze(1) / temperature
-    if logits.is_cuda:
+    at_targets = _off_target(logits.gather(1, places), temperature, *given) + given[2].unsqueeze(1) / temperature
+    if logits.is_cuda and can_fuse():
         into = _by_one_kernel(_rounded)(logits, temperature, *given)
     else:
+        into = logits if is_lent else torch.empty_like(logits)
         for part in _parts(logits):
             into[part] = _off_target(logits[part], temperature, *(value[part] for value in given))
     return into.scatter_(1, places, at_targets.to(logits.dtype))
@@ -136,6 +149,7 @@ def _differentiate(
 def _off_target(
     logits: torch.Tensor,
     temperature: float,
+    highest: torch.Tensor,
     sums: torch.Tensor,
     of_logprobs: torch.Tensor,
     of_entropies: torch.Tensor | None = None,
@@ -143,12 +157,13 @@ def _off_target(
 ) -> torch.Tensor:
     """Return the gradient of logits [R, N] that are no targets, in float32, from what was read of whole rows and from
     the gradients of what they gave [R]."""
-    divided = logits.float() / temperature if temperature != 1 else logits.float()
-    logs = divided - sums.unsqueeze(1)
+    logs = logits.float() - highest.unsqueeze(1)
+    if temperature != 1:
+        logs.div_(temperature)
+    logs.sub_(sums.unsqueeze(1))
     factors = -of_logprobs.unsqueeze(1) / temperature
-    if of_entropies is None or entropies is None:
-        return logs.exp_().mul_(factors)
-    factors = factors - of_entropies.unsqueeze(1) / temperature * (logs + entropies.unsqueeze(1))
+    if of_entropies is not None and entropies is not None:
+        factors = factors - of_entropies.unsqueeze(1) / temperature * (logs + entropies.unsqueeze(1))
     return logs.exp_().mul_(factors)
 
 
@@ -157,17 +172,29 @@ def _rounded(logits: torch.Tensor, *given: Any) -> torch.Tensor:
 
 
 def _parts(logits: torch.Tensor) -> Iterator[slice]:
-    """Yield rows that a CPU reads at a time, which its caches hold."""
-    size = max(1, PART // logits.shape[1])
+    """Yield rows that are read at a time: on a CPU those that its caches hold."""
+    size = max(1, PART["cuda" if logits.is_cuda else "cpu"] // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, start + size)
 
 
 @cache
+def can_fuse() -> bool:
+    """Say whether the GPU's kernels can be compiled here; warns where not: each operation then reads all logits."""
+    has_compiler = any(map(shutil.which, filter(None, (os.environ.get("CC"), "clang", "gcc"))))
+    if find_spec("triton") and has_compiler and torch.cuda.get_device_capability() >= (7, 0):
+        torch._dynamo.config.recompile_limit = max(
+            torch._dynamo.config.recompile_limit, 64
+        )  # beyond it nothing is fused
+        return True
+    log.warning("log-probs are computed by many kernels in place of one, which takes twice the time: one needs triton, "
+                "gcc or clang, and a GPU of compute capability 7.0 or later")  # fmt: skip
+    return False
+
+
+@cache
 def _by_one_kernel(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return it fused for a GPU, whose operations would each read all logits; as it is without what compiles it."""
-    has_compiler = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
-    return torch.compile(function) if find_spec("triton") and has_compiler else function
+    return torch.compile(function)
 
 
 def _add_product(total: torch.Tensor, grads: torch.Tensor, hidden: torch.Tensor) -> None:

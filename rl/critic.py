@@ -189,18 +189,19 @@ def check_returns(form: str, returns: torch.Tensor, mask: torch.Tensor) -> None:
 def describe_values(experience: Experience) -> dict[str, float]:
     """Return how good the critic was before the update, over response tokens.
 
-    `explained_variance` and `error` (mean absolute) are against its own targets; `outcome_error` is the mean
-    absolute distance from the rewards that really came after the state.
+    `explained_variance` (where its targets differ) and `error` (mean absolute) are against its own targets;
+    `outcome_error` is the mean absolute distance from the rewards that really came after the state.
     """
     if experience.values is None or experience.returns is None or experience.rewards is None:
         return {}
     mask = experience.response_mask
     values, returns = experience.values[mask], experience.returns[mask]
     to_come = experience.rewards.flip(-1).cumsum(-1).flip(-1)[mask]
+    explained = explained_variance(values, returns)
     return {
         "value": float(values.mean()),
         "return": float(returns.mean()),
-        "explained_variance": explained_variance(values, returns) or 0.0,
+        **({} if explained is None else {"explained_variance": explained}),
         "error": float((values - returns).abs().mean()),
         "outcome_error": float((values - to_come).abs().mean()),
     }

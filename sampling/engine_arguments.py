@@ -82,7 +82,7 @@ def engine_arguments(
     where there is no GPU."""
     own = spelled(options)
     if own.get("enforce_eager") is None:
-        own["enforce_eager"] = not _has_gpu()
+        own["enforce_eager"] = not has_gpu()
     return {
         "model": model,
         "dtype": dtype,
@@ -94,7 +94,8 @@ def engine_arguments(
     }
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Say whether there is a GPU, in a way that leaves this process able to fork workers."""
     import torch  # not by a caller of a server that runs already
 
     return torch.cuda.device_count() > 0  # by NVML: after `is_available` no worker could be forked

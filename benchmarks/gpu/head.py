@@ -63,6 +63,7 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
     def exact(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return cross_entropy(linear(hidden, weight), targets, reduction="sum")
 
+    rows.append(Row("chunked: error of scores at a temperature of 0.7", _error_of_scores(hidden[few], weight), "nats"))
     wanted = _differentiated(exact, hidden[few].float(), weight.float(), targets[few])
     for name, way in ways(size, is_gpu).items():
         if isinstance(way, str):
@@ -78,6 +79,39 @@ def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
         del found
         rows += _cost(name, way, hidden, weight, targets)
     return rows
+
+
+def _error_of_scores(hidden: torch.Tensor, weight: torch.Tensor) -> float:
+    """Return how far log-probs and entropies of the likeliest tokens are from float64's. Raises SystemExit where they,
+    their gradients, in one chunk or several, or what is likeliest are wrong."""
+    inputs = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
+    logits = linear(hidden, weight).double()  # rounded as ours are; the gradients are those of unrounded ones
+    targets = logits.argmax(-1)
+
+    def loss(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+        return logprobs.sum() + 0.3 * entropies.sum()
+
+    def exact(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logs = torch.log_softmax(logits / 0.7, -1)
+        return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(-1)
+
+    wanted, worst = exact(logits), 0.0
+    slopes = torch.autograd.grad(loss(*exact(linear(*inputs))), inputs)
+    for chunk in (0, 16 * len(weight)):
+        own = [hidden.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()]
+        found = chunked_scores(own[0], own[1], targets, temperature=0.7, max_scores=chunk)
+        grads = torch.autograd.grad(loss(found.logprobs, found.entropies), own)
+        errors = [float((one - want).abs().max()) for one, want in zip((found.logprobs, found.entropies), wanted,
+                                                                        strict=True)]  # fmt: skip
+        off = [float((one.double() - want).abs().max() / want.abs().max()) for one, want in zip(grads, slopes,
+                                                                                             strict=True)]  # fmt: skip
+        if max(errors) > 1e-3 or max(off) > 0.05 or not found.is_likeliest.all():
+            raise SystemExit(
+                f"error: scores at a temperature of 0.7 are {max(errors):.2g} nats off, their gradients "
+                f"{max(off):.3f}, {int(found.is_likeliest.sum())} of {len(targets)} are likeliest"
+            )
+        worst = max(worst, *errors)
+    return round(worst, 7)
 
 
 def _differentiated(

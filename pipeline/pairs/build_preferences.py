@@ -198,7 +198,8 @@ class StepPreferences(ProblemPart):
     """From a shared state, by Monte-Carlo `values` or the `labels` of them (a StepValues file), or by a reward model's
     `scores` (StepScores).
 
-    `which`: best_over_worst or all next steps that differ by more than `margin`; steps without a label make no pair.
+    `which`: best_over_worst or all next steps that differ by more than `margin`; steps without a label, or into a state
+    whose value is not known, make no pair.
     `chosen`: step, or solution: the better step and all that follows it in a right solution.
     Trajectories that are not in the file take no part and are counted as `unknown`.
     """
@@ -227,7 +228,7 @@ class StepPreferences(ProblemPart):
         def make(_: str, group: Sequence[Trajectory], values: Mapping[str, list[float]]) -> list[PreferencePair]:
             return step_pairs(group, values, self.margin, self.which, self.max_pairs, self.chosen)
 
-        yield from _valued_pairs(self, input_path, context, make, self.labels)
+        yield from _valued_pairs(self, input_path, context, make, self.labels, keeps_gaps=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +257,10 @@ class PartialPreferences(PartialRule, ProblemPart):
 
 
 def _valued_pairs(
-    stage: Any, input_path: str, context: StageContext, make: MakePairs, labels: str = ""
+    stage: Any, input_path: str, context: StageContext, make: MakePairs, labels: str = "", keeps_gaps: bool = False
 ) -> Iterator[PreferencePair]:
-    """Yield the pairs that are made of the trajectories of each problem that have values. Raises BadInput where more
-    than one file of numbers is named, or none."""
+    """Yield the pairs that are made of the trajectories of each problem that have values, with `keeps_gaps` also of
+    those with some that are not known. Raises BadInput where more than one file of numbers is named, or none."""
     if bool(stage.values) + bool(stage.scores) + bool(labels) != 1:
         raise BadInput("name one of stage.values and stage.labels (StepValues) and stage.scores (StepScores)")
     path, counts = stage.values or stage.scores or labels, GroupCounts()
@@ -276,5 +277,5 @@ def _valued_pairs(
 
     with ProblemRows(context.output) as rows:
         rows.add(Trajectory, input_path)
-        numbers = StepNumbers(rows, StepScores if stage.scores else StepValues, path, bool(labels))
+        numbers = StepNumbers(rows, StepScores if stage.scores else StepValues, path, bool(labels), keeps_gaps)
         yield from report(made(rows, numbers), counts, context)

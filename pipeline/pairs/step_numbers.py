@@ -11,14 +11,18 @@ from espalier.data.row_index import ProblemRows
 Numbers = dict[str, tuple[str, list[float]]]  # trajectory id → (problem id, one number a step)
 
 
-def step_numbers(records: Iterable[StepScores | StepValues], reads_labels: bool = False) -> Numbers:
-    """Return the scores, or the values, those of trajectories of which a value is not known left out, or the labels,
-    where a missing one is nan."""
+def step_numbers(
+    records: Iterable[StepScores | StepValues], reads_labels: bool = False, keeps_gaps: bool = False
+) -> Numbers:
+    """Return the scores, the values or the labels. What is missing is nan where labels are read or `keeps_gaps`; else
+    the trajectory is left out."""
     found: Numbers = {}
     for row in records:
         numbers: Sequence[float | None] = row.scores if isinstance(row, StepScores) else row.values
         if isinstance(row, StepValues) and reads_labels:
-            numbers = [math.nan if label is None else label for label in row.labels]
+            numbers = row.labels
+        if keeps_gaps or reads_labels:
+            numbers = [math.nan if number is None else number for number in numbers]
         known = [number for number in numbers if number is not None]
         if len(known) == len(numbers):
             found[row.id] = row.problem_id, known
@@ -49,11 +53,13 @@ def _of_another(trajectory: Trajectory, problem: str, num_steps: int, path: str)
 class StepNumbers:
     """The numbers of one problem after the other: the second file of `rows`, whose first are the trajectories.
 
-    Raises BadInput where a trajectory's numbers are said to be of another problem, which would look like none.
+    What is missing as in `step_numbers`. Raises BadInput where a trajectory's numbers are said to be of another
+    problem, which would look like none.
     """
 
-    def __init__(self, rows: ProblemRows, kind: type, path: str, reads_labels: bool = False):
+    def __init__(self, rows: ProblemRows, kind: type, path: str, reads_labels: bool = False, keeps_gaps: bool = False):
         self._rows, self._path, self._reads_labels = rows, path, reads_labels
+        self._keeps_gaps = keeps_gaps or reads_labels
         self._total = rows.add(kind, path)
         self._num_gaps = 0
         self.records: list[Any] = []
@@ -68,14 +74,14 @@ class StepNumbers:
     def of(self, problem: int) -> Numbers:
         """Read a problem's; its trajectories that have numbers."""
         self.records = self._rows.rows(1, problem)
-        found = step_numbers(self.records, self._reads_labels)
+        found = step_numbers(self.records, self._reads_labels, self._keeps_gaps)
         self._num_gaps += len(self.records) - len(found)
         self.known = {name: row for name, row in found.items() if row[1]}
         return self.known
 
     def of_steps(self, trajectory: Trajectory) -> list[float]:
         """Return those of a trajectory of that problem; see `numbers_of_steps`."""
-        return numbers_of_steps(trajectory, self.known, self._path, self._reads_labels)
+        return numbers_of_steps(trajectory, self.known, self._path, self._keeps_gaps)
 
     def note_gaps(self) -> None:
         """Say how many trajectories were left out because a value is not known."""

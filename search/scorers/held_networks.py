@@ -6,16 +6,24 @@ numbers either way. So one that was trained on the others is refused, as `prm/sc
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from espalier.data.training_layout import other_prompts
 from espalier.models.frozen_reward import check_trained_ends
 from espalier.models.hub_snapshot import local_model
 from espalier.models.tokenizer_checks import check_same_tokenizer
+from espalier.sampling.engine_arguments import has_gpu
 from espalier.search.scorers.scorer import HoldsNetworks, Scorer
 
 log = logging.getLogger(__name__)
+
+
+def warn_of_cpu(paths: Iterable[str]) -> None:
+    """Warn of networks that score in this process, on the CPU, beside a GPU: that is the engine's of the policy."""
+    if (names := ", ".join(paths)) and has_gpu():
+        log.warning("%s scores on the CPU, in this process: a process reward model scores on a GPU with "
+                    "scorer@search.scorer=process_by_engines (docs/search.md says how it shares one)", names)  # fmt: skip
 
 
 def check_networks(scorer: Scorer, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> None:

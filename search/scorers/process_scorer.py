@@ -23,6 +23,7 @@ from espalier.rewards.engine_scores import EngineScoredModel
 from espalier.rewards.process import score_step_tokens
 from espalier.search.expander import Expander
 from espalier.search.scorers.cached_model import CachedScoredModel
+from espalier.search.scorers.held_networks import warn_of_cpu
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
 
@@ -78,7 +79,9 @@ class ProcessScorer:
         warn_of_layout(self.path)
         if self.engines is not None:
             self.model = EngineScoredModel(self.path, self.engines)
-        elif is_log_ratio_reward(self.path):
+            return
+        warn_of_cpu([self.path])
+        if is_log_ratio_reward(self.path):
             self.model = load_process_reward(self.path).requires_grad_(False)
         else:
             self.model = CachedScoredModel(load_process_reward(self.path))

@@ -9,6 +9,7 @@ from espalier.data.records import Trajectory
 from espalier.models.load import positions_of
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
+from espalier.search.scorers.held_networks import warn_of_cpu
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
 
@@ -41,7 +42,8 @@ class RewardScorer:
         return list(self.reward.networks().values()) if isinstance(self.reward, HoldsModels) else []
 
     async def open(self) -> None:
-        """The reward is loaded when it is built."""
+        """The reward is loaded when it is built. Warns of networks that score on the CPU beside a GPU."""
+        warn_of_cpu(self.models())
 
     def _compute(self, rows: list[Trajectory]) -> list[float]:
         return [score.total for score in scores_of(rows, self.reward)]

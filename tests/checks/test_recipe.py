@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, main, parameters_of, preset, recipe, size_of, zero_of
+from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, main, node_here, parameters_of, preset, recipe, size_of, zero_of
 from espalier.data.records import BadInput
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from tests.runtime.test_configs import CONF, bind_components, compose_config
@@ -59,6 +59,20 @@ def test_what_fits_nowhere_ends_with_its_remedy_and_adapters_go_to_four_bits() -
     assert preset("sft", int(32.8e9), 1, has_adapters=True) == ["size=[sft/32b,sft/lora_large]", "lora=qlora"]
     assert preset("dpo", int(7.6e9), 1, True) == ["size=[dpo/7b,dpo/lora]"]
     assert preset("dpo", int(7.6e9), 8, False, Node(gpu_gib=141.0)) == ["size=dpo/7b", "deepspeed=zero1"]
+
+
+def test_the_smallest_gpu_here_is_what_a_model_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node_here() == Node()  # no GPU: one of 80 GiB is taken for granted
+    sizes = [SimpleNamespace(total_memory=gib * 2**30) for gib in (48, 24)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", sizes.__getitem__)
+    assert node_here().gpu_gib == 24.0
+    monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(1.24e9))
+    words, why = recipe("reward", ["problem_file"], "M", 1)
+    assert words == ["-cn", "exp/reward/step_values", "size=reward/1.5b", "deepspeed=zero2_offload"]
+    assert "on GPUs of 24 GiB" in why
+    assert recipe("reward", ["problem_file"], "M", 1, ["lora=lora"])[0][2:] == ["size=[reward/1.5b,reward/lora]"]
 
 
 @pytest.mark.parametrize("engine", ["zero3_offload", pytest.param("none", marks=pytest.mark.slow)])

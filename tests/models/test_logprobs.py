@@ -1,6 +1,10 @@
 """Token log-probs and entropies against an explicit loop in float64."""
 
+import gc
 import math
+import shutil
+import weakref
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -97,23 +101,25 @@ def test_no_more_scores_stand_at_a_time_than_asked_and_by_default_not_of_too_few
 
 
 @pytest.mark.slow  # half a minute of compiling
+@pytest.mark.skipif(find_spec("triton") is None or not any(map(shutil.which, ("gcc", "clang"))), reason="no compiler")
 def test_what_gpus_run_fused_is_what_cpus_run_in_parts() -> None:
     for rows, vocabulary in ((6, 300), (9, 300), (1, 1000)):
         logits, targets = 5 * torch.randn(rows, vocabulary), torch.randint(vocabulary, (rows,))
         fused = token_scores._by_one_kernel(token_scores._read_rows)(logits, targets, 0.7)
         plain = token_scores._read_rows(logits, targets, 0.7)
         torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
-        for given in ((plain[3], torch.randn(rows)), (plain[3], torch.randn(rows), torch.randn(rows), plain[1])):
+        given = plain[3], plain[4], torch.randn(rows)
+        for more in ((), (torch.randn(rows), plain[1])):
             half = logits.to(torch.bfloat16)
-            fused = token_scores._by_one_kernel(token_scores._rounded)(half, 0.7, *given)
-            torch.testing.assert_close(fused, token_scores._rounded(half, 0.7, *given), rtol=0.01, atol=1e-5)
+            fused = token_scores._by_one_kernel(token_scores._rounded)(half, 0.7, *given, *more)
+            torch.testing.assert_close(fused, token_scores._rounded(half, 0.7, *given, *more), rtol=0.01, atol=1e-5)
 
 
 def test_parts_that_caches_hold_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     given = torch.randn(7, 5), torch.randn(50, 5)
     found = []
     for size in (2**17, 120, 1):  # all rows, two, one
-        monkeypatch.setattr(token_scores, "PART", size)
+        monkeypatch.setitem(token_scores.PART, "cpu", size)
         hidden, weight = (one.clone().requires_grad_() for one in given)
         scores = chunked_scores(hidden, weight, torch.arange(7), temperature=0.7)
         (scores.logprobs.sum() + scores.entropies.sum()).backward()
@@ -128,6 +134,57 @@ def test_a_gradient_asked_twice_is_the_same_twice() -> None:
         loss = chunked_scores(hidden, weight, torch.arange(7), max_scores=max_scores).logprobs.sum()
         first, second = (torch.autograd.grad(loss, (hidden, weight), retain_graph=True) for _ in range(2))
         torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_nothing_can_be_differentiated_twice() -> None:
+    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(50, 5)
+    loss = chunked_scores(hidden, weight, torch.arange(7)).logprobs.square().sum()
+    (first,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_scores_are_float32_and_the_likeliest_is_found_at_any_temperature_whatever_autocast_says() -> None:
+    hidden, weight = torch.randn(64, 16).to(torch.bfloat16), torch.randn(300, 16).to(torch.bfloat16)
+    targets = (hidden @ weight.T).argmax(-1)
+    plain = chunked_scores(hidden, weight, targets, temperature=0.7)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = chunked_scores(hidden, weight, targets, temperature=0.7)
+    torch.testing.assert_close(cast.entropies, plain.entropies, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cast.logprobs, plain.logprobs, rtol=0, atol=1e-5)
+    assert plain.is_likeliest.all()
+    assert (plain.logprobs <= 0).all()
+
+
+def test_gradients_do_not_depend_on_autocast_around_the_backward_pass() -> None:
+    found = []
+    for is_cast in (False, True):
+        hidden, weight = torch.linspace(-4, 4, 70).view(7, 10), torch.linspace(-3, 3, 500).view(50, 10)
+        hidden.requires_grad_()
+        loss = chunked_scores(hidden, weight, torch.arange(7), max_scores=100).logprobs.sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            loss.backward()
+        found.append(hidden.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_of_large_logits_the_gradient_sums_to_nothing() -> None:
+    bias = torch.zeros(2, requires_grad=True)
+    weight = torch.tensor([[1000.0], [989.5]])
+    chunked_scores(torch.ones(1, 1), weight, torch.tensor([0]), bias=bias).logprobs.sum().backward()
+    assert bias.grad is not None
+    share = math.exp(-10.5) / (1 + math.exp(-10.5))  # of the other token
+    torch.testing.assert_close(bias.grad, torch.tensor([share, -share]), rtol=1e-3, atol=0)
+
+
+def test_a_graph_that_is_never_walked_back_is_let_go() -> None:
+    hidden = torch.randn(7, 5, requires_grad=True)
+    read = hidden * 2
+    seen = weakref.ref(read)
+    chunked_scores(read, torch.randn(50, 5), torch.arange(7))
+    del read
+    gc.collect()
+    assert seen() is None
 
 
 def test_a_network_that_changes_its_logits_behind_the_head_goes_the_long_way(tiny_policy: Any) -> None:

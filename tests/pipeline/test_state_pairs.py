@@ -184,8 +184,21 @@ def test_values_and_scores_make_the_same_pairs_and_what_has_none_is_counted(stag
     assert list(stage(scores=files["scores"], margin=0.4).run(files["trajectories"], context)) == pairs
 
 
-@pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])
-def test_a_trajectory_with_an_unknown_value_makes_no_pair(stage: Any, files: dict[str, str]) -> None:
+def test_a_step_pair_needs_the_values_of_its_two_steps_alone(files: dict[str, str]) -> None:
+    first, *others = read_records(StepValues, files["values"])
+    stage = StepPreferences(values=files["values"], margin=0.4)
+    made = list(stage.run(files["trajectories"], StageContext(None, Path("unused"), 10.0)))
+    assert len(made) == 1
+    for values, pairs in (([None, 0.75, 1.0], made), ([0.5, None, 1.0], [])):
+        write_records(files["values"], [replace(first, values=values), *others])
+        context = StageContext(None, Path("unused"), 10.0)
+        with count_left_out() as counted:
+            assert list(stage.run(files["trajectories"], context)) == pairs
+        assert (counted, context.counts["unknown"]) == ([], 1)
+
+
+def test_a_trajectory_with_an_unknown_value_makes_no_partial_pair(files: dict[str, str]) -> None:
+    stage = PartialPreferences
     first, *others = read_records(StepValues, files["values"])
     context = StageContext(None, Path("unused"), 10.0)
     write_records(files["values"], [replace(first, values=[None, *first.values[1:]]), *others])
