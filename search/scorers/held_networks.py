@@ -23,7 +23,7 @@ def warn_of_cpu(paths: Iterable[str]) -> None:
     """Warn of networks that score in this process, on the CPU, beside a GPU: that is the engine's of the policy."""
     if (names := ", ".join(paths)) and has_gpu():
         log.warning("%s scores on the CPU, in this process: a process reward model scores on a GPU with "
-                    "scorer@search.scorer=process_by_engines (docs/search.md says how it shares one)", names)  # fmt: skip
+                    "scorer@search.scorer=process_by_engines (how they share one: docs/search.md)", names)  # fmt: skip
 
 
 def check_networks(scorer: Scorer, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> None:

@@ -4,10 +4,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, main, node_here, parameters_of, preset, recipe, size_of, zero_of
+from espalier.checks.recipe import (
+    NEUTRAL,
+    SIZES,
+    Node,
+    kind_of,
+    main,
+    node_here,
+    parameters_of,
+    preset,
+    recipe,
+    size_of,
+    zero_of,
+)
 from espalier.data.records import BadInput
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from tests.runtime.test_configs import CONF, bind_components, compose_config
@@ -67,7 +81,8 @@ def test_the_smallest_gpu_here_is_what_a_model_has_to_fit(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", sizes.__getitem__)
-    assert node_here().gpu_gib == 24.0
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**25}.__getitem__)
+    assert node_here() == Node(24.0, 64.0)
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(1.24e9))
     words, why = recipe("reward", ["problem_file"], "M", 1)
     assert words == ["-cn", "exp/reward/step_values", "size=reward/1.5b", "deepspeed=zero2_offload"]
@@ -165,7 +180,7 @@ def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_n
     assert words == ["-cn", "exp/ppo/ppo_outcome_model", "size=[ppo/7b,ppo/lora]"]
     assert says.endswith("ppo= names another)")
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(70e9))
-    with pytest.raises(BadInput, match="does not fit 1 GPU with lora=lora: set lora=qlora"):
+    with pytest.raises(BadInput, match="does not fit 1 GPU of 80 GiB with lora=lora: set lora=qlora"):
         recipe("dpo", ["word_arithmetic"], "M", 1, ["lora=lora"])
     assert why.startswith("M (7.60B parameters) is trained by exp/dpo/preference_pairs size=dpo/7b")
 

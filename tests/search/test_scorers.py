@@ -211,6 +211,19 @@ def test_a_model_that_looks_published_is_warned_of(
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_network_that_scores_on_the_cpu_beside_a_gpu_is_warned_of(
+    is_there: bool, tiny_prm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("espalier.search.scorers.held_networks.has_gpu", lambda: is_there)
+    asyncio.run(ProcessScorer(str(tiny_prm)).open())
+    assert (f"{tiny_prm} scores on the CPU, in this process" in caplog.text) == is_there
+    caplog.clear()
+    asyncio.run(RewardScorer(OutcomeReward()).open())  # no network
+    asyncio.run(ProcessScorer(str(tiny_prm), engines=Engines()).open())
+    assert caplog.text == ""
+
+
 def test_questions_of_several_problems_are_answered_by_one_call() -> None:
     calls: list[list[int]] = []
 
