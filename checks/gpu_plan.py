@@ -5,17 +5,18 @@
 
 What the learner takes is `training.memory_plan`'s. Certain are weights, gradients and moments, and what the engine is
 given. Activations, scores and what two processes take for themselves are estimates. Measured on a GPU was one run
-(docs/sizes.md: 0.2 % more than planned). The proof of deliveries at the start, which holds copies of the weights, is no
-phase.
+(docs/sizes.md: 0.2 % more than planned).
 """
 
 from dataclasses import dataclass, field
 
+from espalier.rl.probes.canary import MAX_LOGITS
 from espalier.training.memory_of_run import MicroBatch
 from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
 
 _CONTEXT = GIB // 2  # of a process on a GPU: its CUDA context and libraries
 _WORK = GIB  # of the engine's share: its own activations, when it computes the most tokens at once
+_SCORED = 20  # bytes of a logit of the canaries while they are scored: float32, and what is read off it
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     engines = {"engines": share} if total else {"engines' weights": served}
     asleep = {} if sharing.sleeps else engines
     update = max(backward, step, key=lambda phase: phase.bytes)
+    copy = -(-4 * shape.parameters // (sharing.setup.ranks if sharing.setup.stage == 3 else 1))
+    proof = {name: size for name, size in delivery.parts.items() if name != "moments"}  # before the first step
+    proof |= {"perturbed copy": copy, "scores": _SCORED * min(MAX_LOGITS, 8 * sharing.row * shape.vocabulary)}
     phases = [
+        Phase("start-up proof", proof | contexts | engines),
         Phase("rollouts", held.parts | contexts | engines),
         Phase("update", update.parts | contexts | asleep),
         Phase("delivery", delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines)),
@@ -69,7 +74,8 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
         return GpuPlan(0, phases)
     cache = share - served - sharing.num_engines * _WORK
     token = 4 * shape.layers * shape.kv_heads * shape.head_size // sharing.cut
-    between = max(0, total - held.bytes - contexts["contexts"]) / total / sharing.num_engines
+    learner = max(held.bytes, sum(proof.values()))
+    between = max(0, total - learner - contexts["contexts"]) / total / sharing.num_engines
     return GpuPlan(total, phases, cache, cache // sharing.num_engines // token, int(100 * between) / 100)
 
 
@@ -98,7 +104,7 @@ def verdict(plan: GpuPlan) -> str:
 def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     """Return what makes the phases smaller that take more than the GPU has, in settings."""
     found, names = [], {phase.name for phase in plan.phases if phase.bytes > plan.total}
-    if "rollouts" in names:
+    if names & {"rollouts", "start-up proof"}:
         found.append(f"client.options.gpu_memory_utilization={plan.largest_share:g} at most")
     if not sharing.sleeps:
         found.append("engine.sleeps=true")

@@ -17,7 +17,7 @@ from espalier.models.logprobs import token_logprobs
 from espalier.rl.probes.rounding import FLOOR
 
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
-_MAX_LOGITS = 2**27  # positions x vocabulary of one pass: with what is read off them 2.5 GiB in float32
+MAX_LOGITS = 2**27  # positions x vocabulary of one pass: with what is read off them 2.5 GiB in float32
 _FEWEST_TOKENS = 5  # that must say of an engine that it computes as the version before
 
 
@@ -64,7 +64,7 @@ def canary_scores(
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
     mask = response_mask[:, 1:]
     step = -(-int(mask.sum()) * vocabulary // _MAX_SCORES) or 1
-    number, seen = max(1, _MAX_LOGITS // (ids.shape[1] * vocabulary)), 0
+    number, seen = max(1, MAX_LOGITS // (ids.shape[1] * vocabulary)), 0
     parts = []
     for start in range(0, len(ids), number):
         some = slice(start, start + number)

@@ -39,7 +39,7 @@ def test_canaries_are_scored_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch
     at_once = canary_scores(logits, torch.device("cpu"), canaries, 50)
     assert calls == [5]
     assert len(at_once.distributions) == 11
-    monkeypatch.setattr(canary, "_MAX_LOGITS", most)
+    monkeypatch.setattr(canary, "MAX_LOGITS", most)
     in_parts = canary_scores(logits, torch.device("cpu"), canaries, 50)
     assert calls[1:] == ([1] * 5 if most < 2000 else [4, 1])
     for one, other in zip(at_once, in_parts, strict=True):
