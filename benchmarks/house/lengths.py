@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from benchmarks.house.source import Definition, Found, Function, Source, definitions
 
-ITERATION = ("rl/trainer.py", "iterate")
+ITERATION = ("rl/iteration.py", "iterate")
 
 
 def _lines(node: ast.stmt) -> int:

@@ -113,7 +113,7 @@ def again():
 def test_lengths_are_lines() -> None:
     files = [
         source(SUM),
-        source("x = 1\n" * 30, "rl/trainer.py"),
+        source("x = 1\n" * 30, "rl/iteration.py"),
         source("def iterate():\n    x = 1\n    return x\n", "a.py"),
     ]
     assert lengths.longest_function(files).places[0] == "data/records.py:2: total (8 lines)"
@@ -122,8 +122,8 @@ def test_lengths_are_lines() -> None:
 
 def test_the_iteration_is_a_function_of_the_trainer() -> None:
     text = "class Trainer:\n    def iterate(self):\n        x = 1\n        return x\n"
-    assert lengths.rl_iteration_lines([source(text, "rl/trainer.py")]).value == 3
-    with pytest.raises(LookupError, match=r"rl/trainer\.py has no function 'iterate'"):
+    assert lengths.rl_iteration_lines([source(text, "rl/iteration.py")]).value == 3
+    with pytest.raises(LookupError, match=r"rl/iteration\.py has no function 'iterate'"):
         lengths.rl_iteration_lines([source(text)])
 
 
