@@ -4,6 +4,8 @@
 #   bash scripts/process_rewards.sh task=word_arithmetic policy=experiments/quickstart/sft/model run=experiments/mine
 #   bash scripts/process_rewards.sh task=gsm8k task.path=FOLDER num_problems=32 policy=... run=...
 #
+# num_problems=1000, num_samples=8 solutions of each, num_completions=4 of each state; max_tokens= of a response,
+#                    max_length= of prompt and response together
 # folds=2 (default)  two reward models: $run/prm is trained on all problems but held_out_share (a half), $run/prm_other on
 #                    that share; every trajectory is scored by the one that has not seen its problem
 # folds=1            one reward model; pairs/process_preferences makes pairs of the held-out problems alone (a tenth)
