@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from torch.nn import Module
+
 from espalier.data.records import Trajectory
 from espalier.models.load import positions_of
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
@@ -43,7 +45,7 @@ class RewardScorer:
 
     async def open(self) -> None:
         """The reward is loaded when it is built. Warns of networks that score on the CPU beside a GPU."""
-        warn_of_cpu(self.models())
+        warn_of_cpu(str(network.config.name_or_path) for network in self._networks() if isinstance(network, Module))
 
     def _compute(self, rows: list[Trajectory]) -> list[float]:
         return [score.total for score in scores_of(rows, self.reward)]
