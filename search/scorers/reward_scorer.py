@@ -45,7 +45,8 @@ class RewardScorer:
 
     async def open(self) -> None:
         """The reward is loaded when it is built. Warns of networks that score on the CPU beside a GPU."""
-        warn_of_cpu(str(network.config.name_or_path) for network in self._networks() if isinstance(network, Module))
+        models: list[Any] = [network for network in self._networks() if isinstance(network, Module)]
+        warn_of_cpu(str(model.config.name_or_path) for model in models)
 
     def _compute(self, rows: list[Trajectory]) -> list[float]:
         return [score.total for score in scores_of(rows, self.reward)]
