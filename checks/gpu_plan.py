@@ -105,7 +105,7 @@ def verdict(plan: GpuPlan) -> str:
 def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     """Return what makes the phases smaller that take more than the GPU has, in settings."""
     found, names = [], {phase.name for phase in plan.phases if phase.bytes > plan.total}
-    if names & {"rollouts", "start-up proof"}:
+    if names & {"rollouts", "start-up proof"} and plan.largest_share > 0:
         found.append(f"client.options.gpu_memory_utilization={plan.largest_share:g} at most")
     if not sharing.sleeps:
         found.append("engine.sleeps=true")

@@ -98,11 +98,13 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
         sharing = replace(ONE_GPU, setup=replace(ONE_GPU.setup, **{} if setup is None else setup), **changes)
         return check_plan(gpu_plan(sharing, int(gib * GIB)), sharing)
 
-    assert "the most is taken in the start-up proof: 19.18 GiB, 15.68 of it certain, of 24.00 GiB" in check(24)
+    assert "the most is taken in the start-up proof: 23.26 GiB, 19.36 of it certain, of 24.00 GiB" in check(24)
     with pytest.raises(
         CheckFailed,
-        match=r"set client\.options\.gpu_memory_utilization=0\.1 at most, an update.micro_batch_size below 8",
+        match=r"set client\.options\.gpu_memory_utilization=0\.06 at most, an update.micro_batch_size below 8",
     ):
+        check(12, utilization=0.5)
+    with pytest.raises(CheckFailed, match=r"of 8\.00 GiB: set an update.micro_batch_size below 8"):  # no share would do
         check(8, utilization=0.5)
     with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
         check(24, utilization=0.0801)
@@ -140,5 +142,5 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
     with pytest.raises(BadInput, match=r"stage\.gpu_gib must be at least 0"):
         PlanGpu(ONE_GPU_CONFIG, gpu_gib=-1)
     assert "no GPU is here to compare with" in CheckedConfig(config).memory()
-    monkeypatch.setattr("espalier.checks.checked_config.node_here", lambda: Node(gpu_gib=1e-5))
+    monkeypatch.setattr("espalier.checks.checked_config.node_here", lambda: Node(gpu_gib=1e-5, host_gib=1e-5))
     assert "the preset is none: a model of" in CheckedConfig(config).size()  # it asks for the GPU that is here
