@@ -94,11 +94,9 @@ def test_a_chat_model_of_ones_own_goes_from_judged_steps_to_best_of_n_by_no_sett
         "prompt@examples.template=chat_math",
         f"examples.path={tmp_path}/judged.jsonl", "examples.part=all", f"model.path={model}",
         f"output_dir={work}/prm", "update.batch_size=8", "update.micro_batch_size=8")  # fmt: skip
-    printed = run("bash", "scripts/evaluate.sh", "task=problem_file", f"task.path={tmp_path}/problems",
-                  "task.kind=response_math", "prompt=chat_math", f"policy={model}", "name=own",
-                  f"run={work}", "num_problems=8", "num_samples=4",
-                  "max_tokens=48", "server.kv_cache_gib=1")  # fmt: skip
-    assert "prompts are turns in the chat template of" in printed
+    run("bash", "scripts/evaluate.sh", "task=problem_file", f"task.path={tmp_path}/problems",
+        "task.kind=response_math", "prompt=chat_math", f"policy={model}", "name=own", f"run={work}",
+        "num_problems=8", "num_samples=4", "max_tokens=48", "server.kv_cache_gib=1")  # fmt: skip
 
     out = work / "evaluation" / "own"
     samples = read_records(Trajectory, out / "samples.jsonl")
@@ -109,6 +107,7 @@ def test_a_chat_model_of_ones_own_goes_from_judged_steps_to_best_of_n_by_no_sett
         )
         assert row.prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert row.prompt.count("<|im_start|>system") == 1
+        assert "How many has she?\n\nReason step by step, and put the final answer into \\boxed{}." in row.prompt
     scores = {row.id: row.scores for row in read_records(StepScores, out / "step_scores.jsonl")}
     assert all(len(scores[row.id]) == len(row.steps) for row in samples)
     figures = json.loads((out / "evaluation.json").read_text())["accuracy"]
