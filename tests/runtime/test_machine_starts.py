@@ -86,7 +86,7 @@ def test_a_taken_port_ends_the_machine_of_the_store_at_once() -> None:
 def test_a_machine_that_waits_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free_port: int
 ) -> None:
-    limits = {"START_SECONDS": 1.5, "_SAY_SECONDS": 0.2, "_REACH": timedelta(seconds=0.3)}
+    limits = {"START_SECONDS": 4.0, "_SAY_SECONDS": 0.2, "_REACH": timedelta(seconds=0.3)}
     for name, limit in limits.items():
         monkeypatch.setattr(machine_starts, name, limit)
     with caplog.at_level(logging.WARNING), pytest.raises(MachinesApart):
