@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.checks.check import CheckFailed, Skipped
-from espalier.checks.resources import num_parameters
+from espalier.checks.resources import num_parameters, whole_memory
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF
 from espalier.runtime.schemas import RLConfig, TrainConfig
@@ -66,8 +66,7 @@ def node_here() -> Node:
         return Node()
     num = torch.cuda.device_count()
     smallest = min(torch.cuda.get_device_properties(number).total_memory for number in range(num))
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num
-    return Node(round(smallest / GIB, 1), round(host / GIB, 1))
+    return Node(round(smallest / GIB, 1), round(whole_memory() / num / GIB, 1))
 
 
 def engine_name(settings: Any) -> str:

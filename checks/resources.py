@@ -9,7 +9,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,23 @@ def available_memory() -> int:
     """Return bytes that this process may still take: the machine's, or less where a container limits it."""
     info = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     left = int(info["MemAvailable"].split()[0]) * 1024
+    return min([left, *(limit - used for limit, used in _cgroups())])
+
+
+def whole_memory() -> int:
+    """Return the bytes that this machine has, or its container may take."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _ in _cgroups())])
+
+
+def _cgroups() -> Iterator[tuple[int, int]]:
+    """Yield what a container may take, and has taken."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
-        try:
-            left = min(left, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return left
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            yield int(Path(limit).read_text()), int(Path(used).read_text())
 
 
 def check_memory(needs: Sequence[Need], available: int, where: str = "memory") -> str:

@@ -9,10 +9,12 @@ kernel, a CPU in parts that its caches hold. `temperature` divides the logits, a
 import logging
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -181,20 +183,27 @@ def _parts(logits: torch.Tensor) -> Iterator[slice]:
 @cache
 def can_fuse() -> bool:
     """Say whether the GPU's kernels can be compiled here; warns where not: each operation then reads all logits."""
-    has_compiler = any(map(shutil.which, filter(None, (os.environ.get("CC"), "clang", "gcc"))))
-    if find_spec("triton") and has_compiler and torch.cuda.get_device_capability() >= (7, 0):
-        torch._dynamo.config.recompile_limit = max(
-            torch._dynamo.config.recompile_limit, 64
-        )  # beyond it nothing is fused
+    own = os.environ.get("CC")
+    has_compiler = any(map(shutil.which, [own] if own else ["clang", "gcc"]))
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    if find_spec("triton") and has_compiler and has_headers and torch.cuda.get_device_capability() >= (7, 0):
         return True
     log.warning("log-probs are computed by many kernels in place of one, which takes twice the time: one needs triton, "
-                "gcc or clang, and a GPU of compute capability 7.0 or later")  # fmt: skip
+                "gcc or clang, Python's headers, and a GPU of compute capability 7.0 or later")  # fmt: skip
     return False
 
 
 @cache
 def _by_one_kernel(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return torch.compile(function)
+    compiled: Any = torch.compile(function)
+    config: Any = torch._dynamo.config
+
+    def run(*given: Any) -> torch.Tensor:
+        with config.patch(recompile_limit=64):  # beyond its 8 nothing is fused, without a word; a thread has its own
+            found: torch.Tensor = compiled(*given)
+        return found
+
+    return run
 
 
 def _add_product(total: torch.Tensor, grads: torch.Tensor, hidden: torch.Tensor) -> None:

@@ -4,8 +4,8 @@
 an iteration that is done again after a resume writes it again.
 
 Further estimators (`samples.estimators`) are asked about the groups that are written down, and about nothing else.
-Nothing is trained with their answers, and the engines' random state is put back behind them (`rl.iteration`): a run with
-them ends with the same bits as one without.
+Nothing is trained with their answers, and the engines' random state is put back behind them (`rl.iteration`): a run
+with them ends with the same bits as one without.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -85,8 +85,7 @@ def _error_of_scores(hidden: torch.Tensor, weight: torch.Tensor) -> float:
     """Return how far log-probs and entropies of the likeliest tokens are from float64's. Raises SystemExit where they,
     their gradients, in one chunk or several, or what is likeliest are wrong."""
     inputs = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
-    logits = linear(hidden, weight).double()  # rounded as ours are; the gradients are those of unrounded ones
-    targets = logits.argmax(-1)
+    targets = linear(*inputs).argmax(-1)
 
     def loss(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         return logprobs.sum() + 0.3 * entropies.sum()
@@ -95,17 +94,20 @@ def _error_of_scores(hidden: torch.Tensor, weight: torch.Tensor) -> float:
         logs = torch.log_softmax(logits / 0.7, -1)
         return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(-1)
 
-    wanted, worst = exact(logits), 0.0
+    worst = 0.0
     slopes = torch.autograd.grad(loss(*exact(linear(*inputs))), inputs)
     for chunk in (0, 16 * len(weight)):
         own = [hidden.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()]
         found = chunked_scores(own[0], own[1], targets, temperature=0.7, max_scores=chunk)
         grads = torch.autograd.grad(loss(found.logprobs, found.entropies), own)
+        size = chunk // len(weight) or len(hidden)  # logits rounded as ours are, by the same products
+        logits = torch.cat([linear(part, weight) for part in hidden.split(size)]).double()
+        wanted, likeliest = exact(logits), logits.gather(1, targets.unsqueeze(1)).squeeze(1) == logits.amax(-1)
         errors = [float((one - want).abs().max()) for one, want in zip((found.logprobs, found.entropies), wanted,
                                                                         strict=True)]  # fmt: skip
         off = [float((one.double() - want).abs().max() / want.abs().max()) for one, want in zip(grads, slopes,
                                                                                              strict=True)]  # fmt: skip
-        if max(errors) > 1e-3 or max(off) > 0.05 or not found.is_likeliest.all():
+        if max(errors) > 1e-3 or max(off) > 0.05 or not torch.equal(found.is_likeliest.bool(), likeliest):
             raise SystemExit(
                 f"error: scores at a temperature of 0.7 are {max(errors):.2g} nats off, their gradients "
                 f"{max(off):.3f}, {int(found.is_likeliest.sum())} of {len(targets)} are likeliest"

@@ -60,7 +60,8 @@ class StepNumbers:
     def __init__(self, rows: ProblemRows, kind: type, path: str, reads_labels: bool = False, keeps_gaps: bool = False):
         self._rows, self._path, self._reads_labels = rows, path, reads_labels
         self._keeps_gaps = keeps_gaps or reads_labels
-        self._total = rows.add(kind, path)
+        number = rows.add(kind, path)
+        self._total = 0 if self._keeps_gaps else number
         self._num_gaps = 0
         self.records: list[Any] = []
         """of the problem that was asked for last"""
@@ -75,7 +76,12 @@ class StepNumbers:
         """Read a problem's; its trajectories that have numbers."""
         self.records = self._rows.rows(1, problem)
         found = step_numbers(self.records, self._reads_labels, self._keeps_gaps)
-        self._num_gaps += len(self.records) - len(found)
+        if self._keeps_gaps and not self._reads_labels:
+            numbers = [number for _, row in found.values() for number in row]
+            self._total += len(numbers)
+            self._num_gaps += sum(map(math.isnan, numbers))
+        else:
+            self._num_gaps += len(self.records) - len(found)
         self.known = {name: row for name, row in found.items() if row[1]}
         return self.known
 
@@ -84,6 +90,6 @@ class StepNumbers:
         return numbers_of_steps(trajectory, self.known, self._path, self._keeps_gaps)
 
     def note_gaps(self) -> None:
-        """Say how many trajectories were left out because a value is not known."""
-        leave_out(self._path, self._num_gaps, self._total, "trajectories",
-                  "pass through a state whose value is not known")  # fmt: skip
+        """Say how many trajectories, or steps, were left out because a value is not known."""
+        noun, reason = ("steps", "lead to") if self._keeps_gaps else ("trajectories", "pass through")
+        leave_out(self._path, self._num_gaps, self._total, noun, f"{reason} a state whose value is not known")

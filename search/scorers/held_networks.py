@@ -19,11 +19,10 @@ from espalier.search.scorers.scorer import HoldsNetworks, Scorer
 log = logging.getLogger(__name__)
 
 
-def warn_of_cpu(paths: Iterable[str]) -> None:
+def warn_of_cpu(paths: Iterable[str], remedy: str = "") -> None:
     """Warn of networks that score in this process, on the CPU, beside a GPU: that is the engine's of the policy."""
     if (names := ", ".join(paths)) and has_gpu():
-        log.warning("%s scores on the CPU, in this process: a process reward model scores on a GPU with "
-                    "scorer@search.scorer=process_by_engines (how they share one: docs/search.md)", names)  # fmt: skip
+        log.warning("%s scores in this process, on the CPU, which takes its time%s", names, remedy and f": {remedy}")
 
 
 def check_networks(scorer: Scorer, tokenizer: Any, prompt_ids: Callable[[], Sequence[int]]) -> None:

@@ -80,7 +80,7 @@ class ProcessScorer:
         if self.engines is not None:
             self.model = EngineScoredModel(self.path, self.engines)
             return
-        warn_of_cpu([self.path])
+        warn_of_cpu([self.path], "scorer@search.scorer=process_by_engines scores on a GPU (how: docs/search.md)")
         if is_log_ratio_reward(self.path):
             self.model = load_process_reward(self.path).requires_grad_(False)
         else:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from torch.nn import Module
+
 from espalier.data.records import Trajectory
 from espalier.models.load import positions_of
 from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
@@ -43,7 +45,8 @@ class RewardScorer:
 
     async def open(self) -> None:
         """The reward is loaded when it is built. Warns of networks that score on the CPU beside a GPU."""
-        warn_of_cpu(self.models())
+        models: list[Any] = [network for network in self._networks() if isinstance(network, Module)]
+        warn_of_cpu(str(model.config.name_or_path) for model in models)
 
     def _compute(self, rows: list[Trajectory]) -> list[float]:
         return [score.total for score in scores_of(rows, self.reward)]

@@ -14,6 +14,7 @@ from espalier.checks.check import CheckFailed
 from espalier.checks.checked_config import CheckedConfig
 from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan
 from espalier.checks.plan_gpu import PlanGpu, check_plan, sharing_of
+from espalier.checks.recipe import Node
 from espalier.checks.resources import num_parameters
 from espalier.data.records import BadInput
 from espalier.models.load import load_config
@@ -60,9 +61,8 @@ def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_a
     rest = {"weights": 1_976_131_072, "moments": 3_952_262_144, "contexts": 1_073_741_824}
     assert phase(plan, "rollouts") == rest | {"engines": 12_884_901_888}  # half of the GPU
     assert phase(plan, "start-up proof") == {
-        "weights": 1_976_131_072, "perturbed copy": 1_976_131_072, "delivery buffers": 8, "contexts": 1_073_741_824,
-        "scores": 2_684_354_560,  # 20 bytes of each of 2^27 logits
-        "engines": 12_884_901_888,
+        **rest, "perturbed copy": 1_976_131_072, "delivery buffers": 8, "engines": 12_884_901_888,
+        "scores": 3_111_649_280,  # 20 bytes of each of 1,024 x 151,936 logits of one canary
     }  # fmt: skip
     update = phase(plan, "update")
     assert update == rest | {
@@ -74,11 +74,11 @@ def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_a
     }
     assert phase(plan, "delivery") == rest | {"engines' weights": 988_065_536, "delivery buffers": 8}
     assert plan.peak.name == "start-up proof"
-    assert plan.peak.certain_bytes == 12_884_901_888 + 2 * 1_976_131_072 + 8
+    assert plan.peak.certain_bytes == 12_884_901_888 + 4 * 1_976_131_072 + 8
     # the share less 2 P of weights and 1 GiB of work; a token: 2 x 24 layers x 2 heads x 64 numbers of 2 bytes
     assert plan.cache == 12_884_901_888 - 988_065_536 - GIB == 10_823_094_528
     assert plan.cache_tokens == 10_823_094_528 // 12_288 == 880_785
-    assert plan.largest_share == 0.7  # (24 GiB - 7,710,358,536) / 24 GiB
+    assert plan.largest_share == 0.53  # (24 GiB - 12,089,915,400) / 24 GiB
     awake = gpu_plan(replace(ONE_GPU, sleeps=False), 24 * GIB)
     assert phase(awake, "update") == update | {"engines": 12_884_901_888}
     assert awake.peak.name == "update"
@@ -98,11 +98,13 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
         sharing = replace(ONE_GPU, setup=replace(ONE_GPU.setup, **{} if setup is None else setup), **changes)
         return check_plan(gpu_plan(sharing, int(gib * GIB)), sharing)
 
-    assert "the most is taken in the start-up proof: 19.18 GiB, 15.68 of it certain, of 24.00 GiB" in check(24)
+    assert "the most is taken in the start-up proof: 23.26 GiB, 19.36 of it certain, of 24.00 GiB" in check(24)
     with pytest.raises(
         CheckFailed,
-        match=r"set client\.options\.gpu_memory_utilization=0\.1 at most, an update.micro_batch_size below 8",
+        match=r"set client\.options\.gpu_memory_utilization=0\.06 at most, an update.micro_batch_size below 8",
     ):
+        check(12, utilization=0.5)
+    with pytest.raises(CheckFailed, match=r"of 8\.00 GiB: set an update.micro_batch_size below 8"):  # no share would do
         check(8, utilization=0.5)
     with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
         check(24, utilization=0.0801)
@@ -140,3 +142,5 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
     with pytest.raises(BadInput, match=r"stage\.gpu_gib must be at least 0"):
         PlanGpu(ONE_GPU_CONFIG, gpu_gib=-1)
     assert "no GPU is here to compare with" in CheckedConfig(config).memory()
+    monkeypatch.setattr("espalier.checks.checked_config.node_here", lambda: Node(gpu_gib=1e-5, host_gib=1e-5))
+    assert "the preset is none: a model of" in CheckedConfig(config).size()  # it asks for the GPU that is here

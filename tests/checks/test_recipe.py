@@ -76,12 +76,13 @@ def test_what_fits_nowhere_ends_with_its_remedy_and_adapters_go_to_four_bits() -
 
 
 def test_the_smallest_gpu_here_is_what_a_model_has_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert node_here() == Node()  # no GPU: one of 80 GiB is taken for granted
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert node_here() == Node()  # one of 80 GiB is taken for granted
     sizes = [SimpleNamespace(total_memory=gib * 2**30) for gib in (48, 24)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", sizes.__getitem__)
-    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**25}.__getitem__)
+    monkeypatch.setattr("espalier.checks.recipe.whole_memory", lambda: 128 * 2**30)
     assert node_here() == Node(24.0, 64.0)
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(1.24e9))
     words, why = recipe("reward", ["problem_file"], "M", 1)

@@ -101,7 +101,7 @@ def test_no_more_scores_stand_at_a_time_than_asked_and_by_default_not_of_too_few
 
 
 @pytest.mark.slow  # half a minute of compiling
-@pytest.mark.skipif(find_spec("triton") is None or not any(map(shutil.which, ("gcc", "clang"))), reason="no compiler")
+@pytest.mark.skipif(find_spec("triton") is None or not any(map(shutil.which, ("g++", "clang++"))), reason="no compiler")
 def test_what_gpus_run_fused_is_what_cpus_run_in_parts() -> None:
     for rows, vocabulary in ((6, 300), (9, 300), (1, 1000)):
         logits, targets = 5 * torch.randn(rows, vocabulary), torch.randint(vocabulary, (rows,))

@@ -194,7 +194,8 @@ def test_a_step_pair_needs_the_values_of_its_two_steps_alone(files: dict[str, st
         context = StageContext(None, Path("unused"), 10.0)
         with count_left_out() as counted:
             assert list(stage.run(files["trajectories"], context)) == pairs
-        assert (counted, context.counts["unknown"]) == ([], 1)
+        assert counted == [LeftOut(files["values"], "lead to a state whose value is not known", 1, 5)]
+        assert context.counts["unknown"] == 1
 
 
 def test_a_trajectory_with_an_unknown_value_makes_no_partial_pair(files: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_critic_range
-from espalier.rl.critic import Critic, check_returns, critic_values
+from espalier.rl.critic import Critic, check_returns, critic_values, describe_values
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
 from espalier.rl.trainer_from_config import check_parts, check_vocabulary
@@ -103,6 +103,14 @@ def make_experience() -> Experience:
     mask = torch.stack([(places >= a) & (places < a + b) for a, b in lengths])
     zeros = torch.zeros(4, total)
     return Experience(ids, attention, mask, zeros, OldLogprobs(zeros, zeros), values=zeros, returns=mask.float())
+
+
+def test_nothing_is_said_of_the_variance_that_a_critic_explains_where_there_is_none() -> None:
+    experience = make_experience()
+    same = replace(experience, rewards=torch.zeros_like(experience.values))  # all returns are 1
+    assert "explained_variance" not in describe_values(same)
+    returns = torch.arange(experience.ids.numel()).view_as(experience.ids).float()
+    assert describe_values(replace(same, returns=returns))["explained_variance"] == pytest.approx(0.0)
 
 
 def step_once(tiny_policy: Path, size: int, tokens: int = 0) -> tuple[Any, dict[str, float]]:

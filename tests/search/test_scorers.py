@@ -217,9 +217,16 @@ def test_a_network_that_scores_on_the_cpu_beside_a_gpu_is_warned_of(
 ) -> None:
     monkeypatch.setattr("espalier.search.scorers.held_networks.has_gpu", lambda: is_there)
     asyncio.run(ProcessScorer(str(tiny_prm)).open())
-    assert (f"{tiny_prm} scores on the CPU, in this process" in caplog.text) == is_there
+    assert (f"{tiny_prm} scores in this process, on the CPU" in caplog.text) == is_there
+    assert ("process_by_engines" in caplog.text) == is_there
     caplog.clear()
-    asyncio.run(RewardScorer(OutcomeReward()).open())  # no network
+    network = load_process_reward(str(tiny_prm))
+    monkeypatch.setattr(RewardScorer, "_networks", lambda scorer: [network])
+    asyncio.run(RewardScorer(OutcomeReward()).open())
+    assert (f"{network.config.name_or_path} scores in this process, on the CPU" in caplog.text) == is_there
+    caplog.clear()
+    monkeypatch.setattr(RewardScorer, "_networks", lambda scorer: [])
+    asyncio.run(RewardScorer(OutcomeReward()).open())
     asyncio.run(ProcessScorer(str(tiny_prm), engines=Engines()).open())
     assert caplog.text == ""
 

@@ -9,8 +9,10 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from espalier.data.records import BadInput
+from espalier.models.shapes import SEGMENT, missing
 
 _MAX_GAP = 1e-3  # between log-probs with and without a cache, in nats
+_STEP = 8  # rows, and tokens of a row, to a multiple of which a pass is rounded up: 64 tokens together
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,35 @@ class CachedRows:
     @torch.no_grad()
     def extend_hidden(self, model: Any, added: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, CachedRows]":
         """Append at least one token to every row: (what the body gives at each of them [N, T, D], of a shorter row
-        anything behind its end; the longer rows)."""
+        anything behind its end; the longer rows).
+
+        Where a CPU computes in bf16, rows, tokens and places are rounded up for the pass (`models.shapes`).
+        """
+        product = _product(model)
+        if filler := missing(len(added), _STEP, product):
+            hidden, rows = self._with_rows(filler).extend_hidden(model, [*added, *[[0]] * filler])
+            number = torch.arange(len(added))
+            return hidden[: len(added)], rows.pick(number)
+        kept = self._with_places(missing(self.mask.shape[1], SEGMENT, product)) if self.layers else self
+        return kept._extend_hidden(model, added, product)
+
+    def _with_rows(self, number: int) -> "CachedRows":
+        """Return these rows, and behind them so many without a token."""
+        layers = [(pad(keys, (0, 0) * 3 + (0, number)), pad(values, (0, 0) * 3 + (0, number)))
+                  for keys, values in self.layers]  # fmt: skip
+        return CachedRows(layers, pad(self.mask, (0, 0, 0, number)))
+
+    def _with_places(self, number: int) -> "CachedRows":
+        """Return these rows with so many more places, at which there is no token."""
+        layers = [(pad(keys, (0, 0, 0, number)), pad(values, (0, 0, 0, number))) for keys, values in self.layers]
+        return CachedRows(layers, pad(self.mask, (0, number)))
+
+    def _extend_hidden(
+        self, model: Any, added: Sequence[Sequence[int]], product: torch.Tensor
+    ) -> "tuple[torch.Tensor, CachedRows]":
         lengths = torch.tensor([len(row) for row in added])
         longest = int(lengths.max())
+        longest += missing(longest, _STEP, product)
         device = next(model.parameters()).device
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in added])
         more = torch.arange(longest) < lengths[:, None]
@@ -69,6 +97,14 @@ class CachedRows:
             use_cache=True,
         )[0]
         return hidden, CachedRows([(layer.keys, layer.values) for layer in cache.layers], mask)
+
+
+def _product(model: Any) -> torch.Tensor:
+    """Return a tensor [0] of the device and the dtype in which the model multiplies now."""
+    weight = next(model.parameters())
+    kind = weight.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.empty(0, dtype=dtype, device=weight.device)
 
 
 def join_rows(parts: Sequence[CachedRows]) -> CachedRows:
