@@ -1,10 +1,14 @@
 """What every scorer offers, and how those that compute answer the problems in flight together."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
+
+from espalier.sampling.engine_arguments import has_gpu
 from espalier.search.expander import Expander
 from espalier.search.tree import Node, Tree
 
@@ -53,6 +57,14 @@ class ComputesScores(Protocol):
         """Whether scores are under way."""
 
 
+def take_half_of_the_cores() -> None:
+    """Have torch compute on half of a CPU's cores at most: an engine draws beside it, and on two cores two threads of
+    each were seven times slower than one."""
+    if not has_gpu():
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, cores // 2)))
+
+
 class Batches(Generic[A, B]):
     """Has `compute` answer what several problems ask for in one call, in a thread of its own: what is asked while a
     call runs is answered by the next one."""
@@ -75,7 +87,7 @@ class Batches(Generic[A, B]):
             return []
         answer: asyncio.Future[list[B]] = asyncio.get_running_loop().create_future()
         self._waiting.append((list(items), answer))
-        self._thread = self._thread or ThreadPoolExecutor(1, "scoring")
+        self._thread = self._thread or ThreadPoolExecutor(1, "scoring", take_half_of_the_cores)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
         return await answer

@@ -231,6 +231,27 @@ def test_a_network_that_scores_on_the_cpu_beside_a_gpu_is_warned_of(
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_scores_are_computed_on_half_of_the_cores_beside_an_engine_on_the_others(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.search.scorers.scorer.has_gpu", lambda: is_there)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    before = torch.get_num_threads()
+
+    async def asked() -> list[int]:
+        torch.set_num_threads(6)
+        batches = Batches[int, int](lambda items: [torch.get_num_threads() for _ in items])
+        found = await batches.ask([0])
+        batches.close()
+        return found
+
+    try:
+        assert asyncio.run(asked()) == [6 if is_there else 4]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_questions_of_several_problems_are_answered_by_one_call() -> None:
     calls: list[list[int]] = []
 

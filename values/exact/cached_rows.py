@@ -37,8 +37,8 @@ class CachedRows:
         is_whole = len(kept) == mask.shape[1]
 
         def pick(part: torch.Tensor) -> torch.Tensor:
-            places = part if is_whole else part.index_select(2, kept.to(part.device))
-            return places.index_select(0, rows.to(part.device))
+            picked = part.index_select(0, rows.to(part.device))  # first: places of all rows would be copied for each
+            return picked if is_whole else picked.index_select(2, kept.to(part.device))
 
         return CachedRows([(pick(keys), pick(values)) for keys, values in self.layers], mask.index_select(1, kept))
 
