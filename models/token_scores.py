@@ -28,10 +28,8 @@ MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary at a time: in 
 # gradient, and what fits in one is not computed twice: 112 tokens on a CPU take 7.1 s, 27 of them at a time, 4.4 s with
 # 110, 2.9 s in one chunk.
 LEAST_TOKENS = 256
-PART = {
-    "cpu": 2**17,
-    "cuda": 2**25,
-}  # numbers of a chunk that are read at a time: 512 KiB; without fused kernels 128 MiB
+# Numbers of a chunk that are read at a time: 512 KiB in float32; 128 MiB on GPUs that cannot fuse.
+PART = {"cpu": 2**17, "cuda": 2**25}
 log = logging.getLogger(__name__)
 
 
@@ -110,7 +108,7 @@ class _ChunkedScores(torch.autograd.Function):
 
 def _read(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return what `_read_rows` does of logits [R, V]."""
-    if logits.is_cuda and can_fuse():
+    if logits.is_cuda and _can_fuse():
         return _by_one_kernel(_read_rows)(logits, targets, temperature)
     return torch.cat([_read_rows(logits[part], targets[part], temperature) for part in _parts(logits)], dim=1)
 
@@ -139,7 +137,7 @@ def _differentiate(
     `_off_target`."""
     places = targets.unsqueeze(1)
     at_targets = _off_target(logits.gather(1, places), temperature, *given) + given[2].unsqueeze(1) / temperature
-    if logits.is_cuda and can_fuse():
+    if logits.is_cuda and _can_fuse():
         into = _by_one_kernel(_rounded)(logits, temperature, *given)
     else:
         into = logits if is_lent else torch.empty_like(logits)
@@ -181,7 +179,7 @@ def _parts(logits: torch.Tensor) -> Iterator[slice]:
 
 
 @cache
-def can_fuse() -> bool:
+def _can_fuse() -> bool:
     """Say whether the GPU's kernels can be compiled here; warns where not: each operation then reads all logits."""
     own = os.environ.get("CC")
     has_compiler = any(map(shutil.which, [own] if own else ["clang", "gcc"]))

@@ -51,3 +51,11 @@ def test_products_in_bf16_have_few_sizes_and_say_the_same(tiny_prm: Path, monkey
     assert [keys.shape for keys, _ in rows.layers] == [keys.shape for keys, _ in whole.layers]
     for one, other, want in zip(found, plain, truth, strict=True):
         assert float((one - want).abs().max()) <= 2 * float((other - want).abs().max()) + 0.02
+
+
+def test_rows_that_need_no_rounding_are_not_copied(tiny_prm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load_process_reward(str(tiny_prm)).eval()
+    _, rows = CachedRows.empty(3).extend_hidden(network, ADDED[0])
+    monkeypatch.setattr(cached_rows, "pad", None)  # a pad by nothing is a copy
+    _, longer = rows.extend_hidden(network, ADDED[1])
+    assert longer.mask.sum(1).tolist() == [12, 3, 3]

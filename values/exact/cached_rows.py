@@ -62,7 +62,8 @@ class CachedRows:
             hidden, rows = self._with_rows(filler).extend_hidden(model, [*added, *[[0]] * filler])
             number = torch.arange(len(added))
             return hidden[: len(added)], rows.pick(number)
-        kept = self._with_places(missing(self.mask.shape[1], SEGMENT, product)) if self.layers else self
+        places = missing(self.mask.shape[1], SEGMENT, product) if self.layers else 0
+        kept = self._with_places(places) if places else self  # padded by nothing all keys and values would be copied
         return kept._extend_hidden(model, added, product)
 
     def _with_rows(self, number: int) -> "CachedRows":
