@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.runtime.entrypoint import ROOT
+from espalier.sampling.engine_arguments import has_gpu
 from espalier.sampling.server import check_port
 
 _OLDEST_PYTHON = (3, 11)
@@ -23,7 +24,7 @@ def check_versions(requirements: Path | None = None) -> str:
     """
     if sys.version_info < _OLDEST_PYTHON:
         raise CheckFailed(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
-    path = requirements or ROOT / ("requirements.txt" if _has_gpu() else "requirements-cpu.txt")
+    path = requirements or ROOT / ("requirements.txt" if has_gpu() else "requirements-cpu.txt")
     wanted = _wanted(path)
     wrong = []
     for package in wanted:
@@ -53,12 +54,6 @@ def _wanted(path: Path) -> list[Requirement]:
         elif line.strip() and line[0] != "#":
             requirements.append(Requirement(line))
     return requirements
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
