@@ -5,6 +5,7 @@ import math
 import shutil
 import weakref
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -113,6 +114,22 @@ def test_what_gpus_run_fused_is_what_cpus_run_in_parts() -> None:
             half = logits.to(torch.bfloat16)
             fused = token_scores._by_one_kernel(token_scores._rounded)(half, 0.7, *given, *more)
             torch.testing.assert_close(fused, token_scores._rounded(half, 0.7, *given, *more), rtol=0.01, atol=1e-5)
+
+
+def test_many_shapes_stay_fused_in_the_threads_of_backward_passes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    limits: list[int] = []
+
+    def kernel(logits: torch.Tensor) -> torch.Tensor:
+        limits.append(torch._dynamo.config.recompile_limit)
+        return logits
+
+    run = token_scores._by_one_kernel(kernel)
+    thread = Thread(target=run, args=(torch.zeros(1),))
+    thread.start()
+    thread.join()
+    run(torch.zeros(1))
+    assert limits == [64, 64]
 
 
 def test_parts_that_caches_hold_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
