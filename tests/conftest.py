@@ -70,6 +70,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Networks with random weights are the same ones whatever ran before in this worker."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a real server first, and other long ones: the longest must not be the last to begin."""
     long = {item.path for item in items if item.get_closest_marker("server") or item.path.name in _LONG}
