@@ -126,12 +126,3 @@ def response_logprobs(
     shape = (ids.shape[0], ids.shape[1] - 1)
     nothing, places_at = torch.zeros(shape, device=ids.device), (rows_at, columns_at)
     return nothing.index_put(places_at, scores.logprobs), nothing.index_put(places_at, scores.entropies)
-
-
-def token_logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `response_logprobs`, from the logits [B, T, V] of a pass that has been made."""
-    scores = logit_scores(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), temperature)
-    shape = (ids.shape[0], ids.shape[1] - 1)
-    return scores.logprobs.view(shape), scores.entropies.detach().view(shape)

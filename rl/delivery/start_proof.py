@@ -14,8 +14,9 @@ log-probs by less than rounding there, and is accepted.
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -26,6 +27,7 @@ from espalier.rl.probes.rounding import FLOOR
 
 log = logging.getLogger(__name__)
 
+FEW_TOKENS = 128  # of responses, that are asked first: what is seen in them costs a quarter of eight canaries of 64
 _PART = 0.2  # of the way to a stale parameter's log-probs, from where on an engine may lie there
 _UNSURE = 0.1  # standard error of that part, from where on it says nothing
 _SURE = 5.0  # standard errors
@@ -37,14 +39,16 @@ _MOST_GROWTH = 16.0  # of a parameter's noise from one try to the next
 
 @dataclass(frozen=True)
 class Scratch:
-    """Perturbed weights; log-probs [R] of the canaries without noise (`start`), with it (`truth`), with it on all but
-    one parameter, by its name, and with it when every layer is rounded as the engine rounds."""
+    """Perturbed weights; log-probs [R] of the canaries that are asked without noise (`start`), with it (`truth`), and
+    with it when every layer is rounded as the engine rounds. `stale`: with it on all but one parameter, by its name, of
+    those that were looked at."""
 
     weights: PolicyWeights
+    canaries: Sequence[Canary]
     start: torch.Tensor
     truth: torch.Tensor
-    stale: dict[str, torch.Tensor]
     rounded: torch.Tensor
+    stale: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def rounding(self) -> float:
@@ -53,7 +57,9 @@ class Scratch:
 
     def seen(self, name: str) -> float:
         """Return how far an engine in which this parameter is stale lies from the truth, in what is asked of it; from 1
-        on it is distinguished from rounding."""
+        on it is distinguished from rounding. A forward pass, kept in `stale`."""
+        if name not in self.stale:
+            self.stale[name] = self.weights.without_noise(name).scores(self.canaries, "fp32").logprobs
         length = float((self.stale[name] - self.truth).square().sum().sqrt())
         rounding = float((self.rounded - self.truth).square().mean().sqrt())
         return max(length / (_APART * max(FLOOR, rounding)), 1e-9)
@@ -61,7 +67,8 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Answer:
-    """An engine's log-probs [R] of the canaries after the delivery, and before it (None: it was started since)."""
+    """An engine's log-probs of all canaries, of which the first [R] are read, after the delivery, and before it (None:
+    it was started since)."""
 
     name: str
     found: torch.Tensor
@@ -102,10 +109,10 @@ class Reading:
 
 def read_answer(answer: Answer, scratch: Scratch, limit: float) -> Reading:
     """Return what it says. `limit`: the largest mean error of an engine that computes with the right weights."""
-    found, truth = answer.found, scratch.truth
-    befores = [scratch.start]
+    truth, befores = scratch.truth, [scratch.start]
+    found = answer.found[: len(truth)]
     if answer.before is not None and bool(torch.isfinite(answer.before).all()):
-        befores.append(answer.before)
+        befores.append(answer.before[: len(truth)])
     ways = [way_to(found, truth, other) for other in (*scratch.stale.values(), *befores)]
     apart = {name: float((found - other).square().sum()) for name, other in scratch.stale.items()}
     nearest = min(apart, key=apart.__getitem__)
@@ -127,38 +134,50 @@ def _doubt(share: float, unsure: float) -> float:
     return max(abs(share) / _PART, unsure / _UNSURE) if math.isfinite(share) else math.inf
 
 
-def scratch_copy(weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int) -> Scratch:
+def scratch_copy(
+    weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int, tokens: int = FEW_TOKENS
+) -> Scratch:
     """Return perturbed weights in which, where that can be, every representative is distinguished from the rounding
-    of an engine that computes in `dtype`. Those that are not get more noise, as much as they lack, twice as much at
-    least; of all tries that with the most of them, the first, is returned. Raises StaleWeights where nothing can be
-    proven."""
+    of an engine that computes in `dtype`, by the first canaries, of about so many response tokens at first. Those that
+    are not get more noise, as much as they lack, twice as much at least, and where that does not make them fewer twice
+    as many canaries too; of all tries that with the fewest of them, the first, is returned. Raises StaleWeights where
+    nothing can be proven."""
     start = weights.scores(canaries, "fp32").logprobs
     if not len(start) or not bool(torch.isfinite(start).all()):
         what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"
         raise StaleWeights(f"no delivery can be proven by fixed responses: {what}")
     names = [name for name, (_, kind) in weights.kinds.items() if kind.is_floating_point]
     scales, groups = dict.fromkeys(names, 0.4), representatives(names)
+    lengths = list(accumulate(len(canary.ids) - canary.start for canary in canaries))
+    number = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))
 
     def perturbed(scales: dict[str, float]) -> Scratch:
-        return _perturbed(weights, canaries, dtype, scales, groups, seed, start)
+        return _perturbed(weights, canaries[:number], dtype, scales, seed, start)
 
-    best, fewest = dict(scales), len(groups)
+    best, fewest, hidden = dict(scales), len(groups), list[str]()
     for _ in range(_MAX_TRIES):
         tried = perturbed(scales)
-        seen = {name: tried.seen(name) for name in groups}
-        hidden = [name for name in groups if not seen[name] >= 1]
+        seen = {name: tried.seen(name) for name in hidden}
+        if sum(not value >= 1 for value in seen.values()) < fewest:  # else the others do not matter
+            seen |= {name: tried.seen(name) for name in groups if name not in seen}
+        hidden = [name for name in seen if not seen[name] >= 1]
         if not hidden:
             return tried
         del tried  # before the next copy is made
         if len(hidden) < fewest:
             best, fewest = dict(scales), len(hidden)
+        else:  # more noise did not do it
+            number = min(2 * number, len(canaries))
         scales.update({name: scales[name] * min(_MOST_GROWTH, max(2.0, 1.2 / seen[name])) for name in hidden})
     if fewest == len(groups):
         raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
     tried = perturbed(best)
     hidden = [name for name in groups if not tried.seen(name) >= 1]
-    log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
-    return replace(tried, stale={name: tried.stale[name] for name in groups if name not in hidden})
+    if hidden:
+        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
+    for name in hidden:
+        del tried.stale[name]
+    return tried
 
 
 def _perturbed(
@@ -166,12 +185,10 @@ def _perturbed(
     canaries: Sequence[Canary],
     dtype: torch.dtype,
     scales: dict[str, float],
-    groups: Iterable[str],
     seed: int,
     start: torch.Tensor,
 ) -> Scratch:
     scratch = weights.perturbed(scales, seed)
     truth = scratch.scores(canaries, "fp32").logprobs
     rounded = scratch.scores(canaries, "fp32", dtype).logprobs
-    stale = {name: scratch.without_noise(name).scores(canaries, "fp32").logprobs for name in groups}
-    return Scratch(scratch, start, truth, stale, rounded)
+    return Scratch(scratch, canaries, start[: len(truth)], truth, rounded)

@@ -23,6 +23,7 @@ parameter among fresh ones.
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -34,7 +35,7 @@ from espalier.rl.delivery.following_engines import FollowingEngines
 from espalier.rl.delivery.live_engine import LiveEngine, StampedEngine
 from espalier.rl.delivery.policy_weights import PolicyWeights, weights_of
 from espalier.rl.delivery.receipts import StaleWeights
-from espalier.rl.delivery.start_proof import Answer, read_answer, scratch_copy
+from espalier.rl.delivery.start_proof import FEW_TOKENS, Answer, read_answer, scratch_copy
 from espalier.rl.probes.canary import (
     Canary,
     Unproven,
@@ -199,13 +200,14 @@ class WeightSync(FollowingEngines):
 
         Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
         ProbeFailed where the engine read every tensor and only computes otherwise. Costs one delivery and, on the
-        trainer, a forward pass of the canaries per representative and try of noise. Perturbing may lead where bf16 is
-        too coarse to tell copies apart (an untrained model): another perturbation is tried then; one that passes is a
-        proof.
+        trainer, a forward pass of some canaries per representative and try of noise. Perturbing may lead where bf16 is
+        too coarse to tell copies apart (an untrained model): another perturbation is tried then, on all canaries; one
+        that passes is a proof.
         """
         weights = weights_of(policy)
         for attempt in range(_MAX_ATTEMPTS):
-            scratch = scratch_copy(weights, self.canaries, self.computes_in, seed + attempt)
+            tokens = FEW_TOKENS if attempt == 0 else sys.maxsize
+            scratch = scratch_copy(weights, self.canaries, self.computes_in, seed + attempt, tokens)
             before = dict(await self.canary_logprobs())
             await self.deliver(scratch.weights)
             limit = self.max_logprob_gap or FACTOR * max(FLOOR, scratch.rounding)

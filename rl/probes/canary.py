@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from espalier.data.batches.packing import pad_rows
-from espalier.models.logprobs import token_logprobs
+from espalier.models.logprobs import logit_scores
 from espalier.rl.probes.rounding import FLOOR
 
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
@@ -70,14 +70,13 @@ def canary_scores(
         some = slice(start, start + number)
         own, own_mask = ids[some].to(device), mask[some]
         scored = logits(input_ids=own, attention_mask=attention_mask[some].to(device))
-        logprobs, entropies = token_logprobs(scored, own)
-        rows, columns = own_mask.nonzero(as_tuple=True)
-        places = slice(-seen % step, None, step)
-        chosen = scored[rows[places].to(device), columns[places].to(device)]
-        distributions = torch.log_softmax(chosen.float(), dim=-1).cpu()
-        parts.append((logprobs.cpu()[own_mask], entropies.cpu()[own_mask], distributions))
-        seen += len(rows)
+        at = own_mask.to(device)
+        chosen = scored[:, :-1][at]
         del scored
+        found = logit_scores(chosen, own[:, 1:][at])
+        distributions = torch.log_softmax(chosen[-seen % step :: step].float(), dim=-1)
+        parts.append((found.logprobs.cpu(), found.entropies.cpu(), distributions.cpu()))
+        seen += len(chosen)
     return Scores(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 

@@ -38,7 +38,6 @@ from benchmarks.credit.plan import read_plan
 from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.models.logprobs import token_logprobs
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.tree import TreeAdvantage
@@ -50,6 +49,7 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.schemas import RLConfig
 from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.state_values import ExactSettings
+from tests.support.pass_logprobs import token_logprobs
 from tests.support.rl_cases import FakeClient
 
 COARSE = ExactSettings(96, 1.0, line_mass=0.6, state_mass=0.5, max_width=2, merge_pairs=1)

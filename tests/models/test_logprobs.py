@@ -13,8 +13,9 @@ import torch
 
 from espalier.models import token_scores
 from espalier.models.load import load_policy
-from espalier.models.logprobs import plain_head, response_logprobs, token_logprobs
+from espalier.models.logprobs import plain_head, response_logprobs
 from espalier.models.token_scores import chunked_scores
+from tests.support.pass_logprobs import token_logprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
-from espalier.models.logprobs import token_logprobs
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
@@ -44,6 +43,7 @@ from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingPar
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import TorchEngine, named_weights
 from espalier.training.schedule import learning_rate
+from tests.support.pass_logprobs import token_logprobs
 from tests.support.rl_cases import (
     PARAMS,
     FakeClient,

@@ -14,7 +14,7 @@ from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models import token_scores
 from espalier.models.load import load_policy
-from espalier.models.logprobs import response_logprobs, token_logprobs
+from espalier.models.logprobs import response_logprobs
 from espalier.models.scalar_head import load_critic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO
@@ -33,6 +33,7 @@ from espalier.rl.types import Estimate, Experience
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.training.engine import TorchEngine
+from tests.support.pass_logprobs import token_logprobs
 from tests.support.rl_cases import make_trainer, make_update, read_metrics
 from tests.support.root_config import root_config
 

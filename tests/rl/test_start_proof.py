@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.rl.delivery.start_proof import Answer, Reading, Scratch, read_answer
+from espalier.rl.delivery.policy_weights import PolicyWeights
+from espalier.rl.delivery.receipts import StaleWeights
+from espalier.rl.delivery.start_proof import Answer, Reading, Scratch, read_answer, scratch_copy
 from espalier.rl.probes import canary
-from espalier.rl.probes.canary import Canary, canary_scores, way_to
+from espalier.rl.probes.canary import Canary, Scores, canary_scores, way_to
 
 ROUNDING = 0.02
 LIMIT = 5 * ROUNDING
@@ -57,7 +59,8 @@ class Drawn:
         stale = {f"w{number}": truth + way for number, way in enumerate(self.ways)}
         weights: Any = None
         noise = self.normal()
-        self.scratch = Scratch(weights, start, truth, stale, truth + ROUNDING * noise / noise.square().mean().sqrt())
+        rounded = truth + ROUNDING * noise / noise.square().mean().sqrt()
+        self.scratch = Scratch(weights, [], start, truth, rounded, stale)
 
     def normal(self) -> torch.Tensor:
         return torch.randn(self.size, generator=self.draws)
@@ -112,3 +115,79 @@ def test_an_engine_that_only_computes_otherwise_is_not_called_stale_and_has_the_
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.0])
 def test_an_engine_that_answers_the_same_everywhere_is_refused(value: float) -> None:
     assert not Drawn(400, 0).read(torch.full((400,), value), limit=9.0).is_fresh
+
+
+class LinearWeights(PolicyWeights):
+    """Every parameter moves the log-probs its own way, by its noise times its `effect`; of every pass the number of
+    canaries is kept in `passes`."""
+
+    def __init__(self, effects: dict[str, float], noise: dict[str, float] | None = None):
+        self.effects, self.noise = effects, noise or {}
+        self.passes: list[int] = []
+
+    @property
+    def kinds(self) -> Any:
+        return dict.fromkeys(self.effects, ((3,), torch.float32))
+
+    @property
+    def first_names(self) -> Any:
+        return {name: name for name in self.effects}
+
+    def items(self) -> Any:
+        return []
+
+    def on_all_ranks(self, call: Any) -> Any:
+        return call()
+
+    def scores(self, canaries: Any, precision: str, dtype: torch.dtype | None = None) -> Scores:
+        self.passes.append(len(canaries))
+        number = sum(len(one.ids) - one.start for one in canaries)
+        draws = torch.Generator().manual_seed(0)
+        found = torch.zeros(number)
+        for name, effect in self.effects.items():
+            found += self.noise.get(name, 0.0) * effect * torch.randn(1000, generator=draws)[:number]
+        rounding = torch.randn(1000, generator=draws)[:number] if dtype else torch.zeros(number)
+        return Scores(found + ROUNDING * rounding, torch.zeros(number), torch.zeros(0, 5))
+
+    def perturbed(self, scales: Any, seed: int) -> "LinearWeights":
+        return self._with(dict(scales))
+
+    def without_noise(self, name: str) -> "LinearWeights":
+        return self._with({**self.noise, name: 0.0})
+
+    def _with(self, noise: dict[str, float]) -> "LinearWeights":
+        other = LinearWeights(self.effects, noise)
+        other.passes = self.passes
+        return other
+
+
+EIGHT = [Canary([*range(60)], 20)] * 8
+
+
+def test_a_copy_in_which_all_is_seen_costs_a_pass_of_few_canaries_per_parameter() -> None:
+    weights = LinearWeights(dict.fromkeys("abc", 1.0))
+    scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
+    assert weights.passes == [8, 4, 4, 4, 4, 4], "4 canaries have 160 response tokens: start, truth, rounded, a, b, c"
+    assert len(scratch.truth) == len(scratch.start) == len(scratch.rounded) == 160
+    assert sorted(scratch.stale) == ["a", "b", "c"]
+    answer = Answer("engine 0", torch.cat([scratch.truth, torch.full((160,), 9.0)]), torch.zeros(320))
+    assert read_answer(answer, scratch, LIMIT).is_fresh, "the canaries behind those that are asked are not read"
+
+
+def test_what_is_hidden_is_asked_first_and_more_noise_shows_it() -> None:
+    weights = LinearWeights({"a": 1.0, "b": 0.02, "c": 1.0})
+    scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
+    assert weights.passes == [8] + [4] * 5 + [4] * 5
+    assert all(scratch.seen(name) >= 1 for name in "abc")
+
+
+def test_what_no_noise_shows_is_warned_of_and_the_rest_is_proven(caplog: pytest.LogCaptureFixture) -> None:
+    weights = LinearWeights({"a": 1.0, "dead": 0.0, "c": 1.0})
+    scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
+    assert sorted(scratch.stale) == ["a", "c"]
+    assert "no delivery can be proven of dead" in caplog.text
+    assert weights.passes[:6] == [8] + [4] * 5
+    assert weights.passes[6:9] == [4, 4, 4], "a try that is no better costs no more than what was hidden"
+    assert weights.passes[9:12] == [8, 8, 8], "more canaries where more noise did not do it"
+    with pytest.raises(StaleWeights, match="depend on no weight"):
+        scratch_copy(LinearWeights({"a": 0.0, "b": 0.0}), EIGHT, torch.bfloat16, 0)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from espalier.models.load import load_policy
-from espalier.models.logprobs import token_logprobs
 from espalier.rl.delivery import weight_group
 from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
@@ -24,6 +23,7 @@ from espalier.sampling.client import Refused, SampleRequest, SamplingParams, Ser
 from espalier.sampling.one_process_engine import OneProcessEngine
 from espalier.sampling.weight_stream import WeightSender
 from espalier.training.engine import named_weights
+from tests.support.pass_logprobs import token_logprobs
 
 PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
 

@@ -14,7 +14,6 @@ from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.records import Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
-from espalier.models.logprobs import token_logprobs
 from espalier.models.scalar_head import load_critic
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.outcome import OutcomeReward
@@ -37,6 +36,7 @@ from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import LOOPBACK, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.weight_chain import Invitation
 from espalier.sampling.weight_stream import WeightReceiver
+from tests.support.pass_logprobs import token_logprobs
 from tests.support.root_config import root_config
 
 PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, return_logprobs=True)
