@@ -15,7 +15,7 @@ log-probs by less than rounding there, and is accepted.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -39,9 +39,9 @@ _MOST_GROWTH = 16.0  # of a parameter's noise from one try to the next
 
 @dataclass(frozen=True)
 class Scratch:
-    """Perturbed weights; log-probs [R] of the canaries that are asked without noise (`start`), with it (`truth`), and
-    with it when every layer is rounded as the engine rounds. `stale`: with it on all but one parameter, by its name, of
-    those that were looked at."""
+    """Perturbed weights; log-probs [R] of all canaries without noise (`start`), with it (`truth`), and with it when
+    every layer is rounded as the engine rounds. `stale`: those [F] of the first, `canaries`, with noise on all but one
+    parameter, by its name, of those that were looked at."""
 
     weights: PolicyWeights
     canaries: Sequence[Canary]
@@ -60,15 +60,22 @@ class Scratch:
         on it is distinguished from rounding. A forward pass, kept in `stale`."""
         if name not in self.stale:
             self.stale[name] = self.weights.without_noise(name).scores(self.canaries, "fp32").logprobs
-        length = float((self.stale[name] - self.truth).square().sum().sqrt())
-        rounding = float((self.rounded - self.truth).square().mean().sqrt())
+        stale = self.stale[name]
+        truth, rounded = self.truth[: len(stale)], self.rounded[: len(stale)]
+        length = float((stale - truth).square().sum().sqrt())
+        rounding = float((rounded - truth).square().mean().sqrt())
         return max(length / (_APART * max(FLOOR, rounding)), 1e-9)
+
+    def read_on(self, canaries: Sequence[Canary], start: torch.Tensor, dtype: torch.dtype) -> "Scratch":
+        """Return it with what is known of all canaries, of which its own are the first."""
+        truth = self.weights.scores(canaries, "fp32").logprobs
+        rounded = self.weights.scores(canaries, "fp32", dtype).logprobs
+        return replace(self, start=start, truth=truth, rounded=rounded)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An engine's log-probs of all canaries, of which the first [R] are read, after the delivery, and before it (None:
-    it was started since)."""
+    """An engine's log-probs [R] of the canaries after the delivery, and before it (None: it was started since)."""
 
     name: str
     found: torch.Tensor
@@ -109,21 +116,26 @@ class Reading:
 
 def read_answer(answer: Answer, scratch: Scratch, limit: float) -> Reading:
     """Return what it says. `limit`: the largest mean error of an engine that computes with the right weights."""
-    truth, befores = scratch.truth, [scratch.start]
-    found = answer.found[: len(truth)]
+    found, truth = answer.found, scratch.truth
+    befores = [scratch.start]
     if answer.before is not None and bool(torch.isfinite(answer.before).all()):
-        befores.append(answer.before[: len(truth)])
-    ways = [way_to(found, truth, other) for other in (*scratch.stale.values(), *befores)]
-    apart = {name: float((found - other).square().sum()) for name, other in scratch.stale.items()}
+        befores.append(answer.before)
+    ways = [way_to(found, truth, before) for before in befores]
+    apart = {}
+    for name, other in scratch.stale.items():
+        first = slice(len(other))
+        ways.append(way_to(found[first], truth[first], other))
+        apart[name] = float((found[first] - other).square().sum())
     nearest = min(apart, key=apart.__getitem__)
     stale = scratch.stale[nearest]
+    first = slice(len(stale))
     return Reading(
         answer.name,
         error=float((found - truth).abs().mean()),
         moved=min(float((found - other).abs().mean()) for other in befores),
         nearest=nearest,
-        share=way_to(found, truth, stale)[0],
-        distance=float((found - stale).abs().mean()),
+        share=way_to(found[first], truth[first], stale)[0],
+        distance=float((found[first] - stale).abs().mean()),
         doubt=max(_doubt(*way) for way in ways),
         lies_there=any(share >= _PART and share > _SURE * unsure for share, unsure in ways),
         limit=limit,
@@ -138,57 +150,87 @@ def scratch_copy(
     weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int, tokens: int = FEW_TOKENS
 ) -> Scratch:
     """Return perturbed weights in which, where that can be, every representative is distinguished from the rounding
-    of an engine that computes in `dtype`, by the first canaries, of about so many response tokens at first. Those that
-    are not get more noise, as much as they lack, twice as much at least, and where that does not make them fewer twice
-    as many canaries too; of all tries that with the fewest of them, the first, is returned. Raises StaleWeights where
-    nothing can be proven."""
+    of an engine that computes in `dtype`: by the first canaries, those of about so many response tokens, where more
+    noise on what is hidden shows all of it, else by all of them from the start. Raises StaleWeights where nothing can
+    be proven."""
     start = weights.scores(canaries, "fp32").logprobs
     if not len(start) or not bool(torch.isfinite(start).all()):
         what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"
         raise StaleWeights(f"no delivery can be proven by fixed responses: {what}")
-    names = [name for name, (_, kind) in weights.kinds.items() if kind.is_floating_point]
-    scales, groups = dict.fromkeys(names, 0.4), representatives(names)
     lengths = list(accumulate(len(canary.ids) - canary.start for canary in canaries))
-    number = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))
+    few = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))
+    if few < len(canaries):
+        noise = Noise(weights, canaries[:few], dtype, seed, start[: lengths[few - 1]])
+        if (found := noise.that_shows_all()) is not None:
+            return found.read_on(canaries, start, dtype)
+    return Noise(weights, canaries, dtype, seed, start).that_shows_most()
 
-    def perturbed(scales: dict[str, float]) -> Scratch:
-        return _perturbed(weights, canaries[:number], dtype, scales, seed, start)
 
-    best, fewest, hidden = dict(scales), len(groups), list[str]()
-    for _ in range(_MAX_TRIES):
-        tried = perturbed(scales)
-        seen = {name: tried.seen(name) for name in hidden}
-        if sum(not value >= 1 for value in seen.values()) < fewest:  # else the others do not matter
-            seen |= {name: tried.seen(name) for name in groups if name not in seen}
-        hidden = [name for name in seen if not seen[name] >= 1]
-        if not hidden:
-            return tried
-        del tried  # before the next copy is made
-        if len(hidden) < fewest:
-            best, fewest = dict(scales), len(hidden)
-        else:  # more noise did not do it
-            number = min(2 * number, len(canaries))
-        scales.update({name: scales[name] * min(_MOST_GROWTH, max(2.0, 1.2 / seen[name])) for name in hidden})
-    if fewest == len(groups):
-        raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
-    tried = perturbed(best)
-    hidden = [name for name in groups if not tried.seen(name) >= 1]
-    if hidden:
+class Noise:
+    """The search for noise that shows every representative to these canaries, whose log-probs without noise are `start`
+    [R]. What is hidden gets more noise from try to try, as much as it lacks, twice as much at least."""
+
+    def __init__(
+        self,
+        weights: PolicyWeights,
+        canaries: Sequence[Canary],
+        dtype: torch.dtype,
+        seed: int,
+        start: torch.Tensor,
+    ):
+        names = [name for name, (_, kind) in weights.kinds.items() if kind.is_floating_point]
+        self.weights, self.canaries, self.dtype, self.seed, self.start = weights, canaries, dtype, seed, start
+        self.scales = dict.fromkeys(names, 0.4)
+        self.groups = list(representatives(names))
+        self.best, self.fewest = dict(self.scales), len(self.groups)  # of all tries, the first with fewest hidden
+
+    def that_shows_all(self) -> Scratch | None:
+        """Return the copy of the first try that does; None from the first one on that shows no more than one before, or
+        where the tries run out."""
+        hidden: list[str] = []
+        for _ in range(_MAX_TRIES):
+            tried, hidden, is_better = self._try(hidden)
+            if not hidden:
+                return tried
+            if not is_better:
+                return None
+            del tried  # before the next copy is made
+        return None
+
+    def that_shows_most(self) -> Scratch:
+        """Return the copy of the try with the fewest hidden, without these. Raises StaleWeights where all are."""
+        hidden: list[str] = []
+        for _ in range(_MAX_TRIES):
+            tried, hidden, _ = self._try(hidden)
+            if not hidden:
+                return tried
+            del tried  # before the next copy is made
+        tried = self._perturbed(self.best)
+        hidden = [name for name in self.groups if not tried.seen(name) >= 1]
+        if len(hidden) == len(self.groups):
+            raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
         log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(hidden))
-    for name in hidden:
-        del tried.stale[name]
-    return tried
+        for name in hidden:
+            del tried.stale[name]
+        return tried
 
+    def _try(self, hidden: Sequence[str]) -> tuple[Scratch, list[str], bool]:
+        """Return a copy, what it hides, and whether that is less than of any try before; more noise for the next. What
+        was `hidden` is asked first, and of a try that cannot be better nothing else."""
+        tried = self._perturbed(self.scales)
+        seen = {name: tried.seen(name) for name in hidden}
+        if sum(not value >= 1 for value in seen.values()) < self.fewest:
+            seen |= {name: tried.seen(name) for name in self.groups if name not in seen}
+        found = [name for name in seen if not seen[name] >= 1]
+        is_better = len(found) < self.fewest
+        if is_better:
+            self.best, self.fewest = dict(self.scales), len(found)
+        more = {name: min(_MOST_GROWTH, max(2.0, 1.2 / seen[name])) for name in found}
+        self.scales = {name: scale * more.get(name, 1.0) for name, scale in self.scales.items()}
+        return tried, found, is_better
 
-def _perturbed(
-    weights: PolicyWeights,
-    canaries: Sequence[Canary],
-    dtype: torch.dtype,
-    scales: dict[str, float],
-    seed: int,
-    start: torch.Tensor,
-) -> Scratch:
-    scratch = weights.perturbed(scales, seed)
-    truth = scratch.scores(canaries, "fp32").logprobs
-    rounded = scratch.scores(canaries, "fp32", dtype).logprobs
-    return Scratch(scratch, canaries, start[: len(truth)], truth, rounded)
+    def _perturbed(self, scales: dict[str, float]) -> Scratch:
+        copy = self.weights.perturbed(scales, self.seed)
+        truth = copy.scores(self.canaries, "fp32").logprobs
+        rounded = copy.scores(self.canaries, "fp32", self.dtype).logprobs
+        return Scratch(copy, self.canaries, self.start, truth, rounded)

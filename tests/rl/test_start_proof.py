@@ -118,11 +118,12 @@ def test_an_engine_that_answers_the_same_everywhere_is_refused(value: float) -> 
 
 
 class LinearWeights(PolicyWeights):
-    """Every parameter moves the log-probs its own way, by its noise times its `effect`; of every pass the number of
-    canaries is kept in `passes`."""
+    """Every parameter moves the log-probs its own way, by its noise times its `effect`, from token `begins` on, behind
+    which rounding is `late` times as much. Of every pass the number of canaries is kept in `passes`."""
 
-    def __init__(self, effects: dict[str, float], noise: dict[str, float] | None = None):
-        self.effects, self.noise = effects, noise or {}
+    def __init__(self, effects: dict[str, float], begins: dict[str, int] | None = None, late: float = 1.0):
+        self.effects, self.begins, self.late = effects, begins or {}, late
+        self.noise: dict[str, float] = {}
         self.passes: list[int] = []
 
     @property
@@ -145,8 +146,11 @@ class LinearWeights(PolicyWeights):
         draws = torch.Generator().manual_seed(0)
         found = torch.zeros(number)
         for name, effect in self.effects.items():
-            found += self.noise.get(name, 0.0) * effect * torch.randn(1000, generator=draws)[:number]
+            way = self.noise.get(name, 0.0) * effect * torch.randn(1000, generator=draws)[:number]
+            way[: self.begins.get(name, 0)] = 0.0
+            found += way
         rounding = torch.randn(1000, generator=draws)[:number] if dtype else torch.zeros(number)
+        rounding[160:] *= self.late
         return Scores(found + ROUNDING * rounding, torch.zeros(number), torch.zeros(0, 5))
 
     def perturbed(self, scales: Any, seed: int) -> "LinearWeights":
@@ -156,38 +160,58 @@ class LinearWeights(PolicyWeights):
         return self._with({**self.noise, name: 0.0})
 
     def _with(self, noise: dict[str, float]) -> "LinearWeights":
-        other = LinearWeights(self.effects, noise)
-        other.passes = self.passes
+        other = LinearWeights(self.effects, self.begins, self.late)
+        other.noise, other.passes = noise, self.passes
         return other
 
 
 EIGHT = [Canary([*range(60)], 20)] * 8
+"""Of which 4 have 160 response tokens."""
 
 
 def test_a_copy_in_which_all_is_seen_costs_a_pass_of_few_canaries_per_parameter() -> None:
     weights = LinearWeights(dict.fromkeys("abc", 1.0))
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
-    assert weights.passes == [8, 4, 4, 4, 4, 4], "4 canaries have 160 response tokens: start, truth, rounded, a, b, c"
-    assert len(scratch.truth) == len(scratch.start) == len(scratch.rounded) == 160
-    assert sorted(scratch.stale) == ["a", "b", "c"]
-    answer = Answer("engine 0", torch.cat([scratch.truth, torch.full((160,), 9.0)]), torch.zeros(320))
-    assert read_answer(answer, scratch, LIMIT).is_fresh, "the canaries behind those that are asked are not read"
+    assert weights.passes == [8] + [4] * 5 + [8] * 2, "start; truth, rounded, a, b, c; truth and rounded of all"
+    assert len(scratch.truth) == len(scratch.start) == len(scratch.rounded) == 320
+    assert {name: len(values) for name, values in scratch.stale.items()} == dict.fromkeys("abc", 160)
 
 
-def test_what_is_hidden_is_asked_first_and_more_noise_shows_it() -> None:
+def test_the_whole_answer_is_read() -> None:
+    scratch = scratch_copy(LinearWeights(dict.fromkeys("abc", 1.0)), EIGHT, torch.bfloat16, 0)
+
+    def is_fresh(tail: torch.Tensor) -> bool:
+        found = torch.cat([scratch.truth[:160], tail])
+        return read_answer(Answer("engine 0", found, torch.zeros(320)), scratch, LIMIT).is_fresh
+
+    assert is_fresh(scratch.truth[160:])
+    assert not is_fresh(scratch.start[160:]), "what served the second half took nothing"
+    assert not is_fresh(torch.full((160,), float("nan")))
+
+
+def test_what_is_hidden_gets_more_noise_until_it_shows() -> None:
     weights = LinearWeights({"a": 1.0, "b": 0.02, "c": 1.0})
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
-    assert weights.passes == [8] + [4] * 5 + [4] * 5
+    assert weights.passes == [8] + [4] * 5 + [4] * 5 + [8] * 2
     assert all(scratch.seen(name) >= 1 for name in "abc")
 
 
-def test_what_no_noise_shows_is_warned_of_and_the_rest_is_proven(caplog: pytest.LogCaptureFixture) -> None:
-    weights = LinearWeights({"a": 1.0, "dead": 0.0, "c": 1.0})
+def test_what_shows_in_later_canaries_alone_is_proven_by_all_with_no_more_noise_than_that_takes() -> None:
+    """Such as an expert that the first responses are not routed to."""
+    weights = LinearWeights(dict.fromkeys("abc", 1.0), begins={"b": 160})
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
-    assert sorted(scratch.stale) == ["a", "c"]
-    assert "no delivery can be proven of dead" in caplog.text
-    assert weights.passes[:6] == [8] + [4] * 5
-    assert weights.passes[6:9] == [4, 4, 4], "a try that is no better costs no more than what was hidden"
-    assert weights.passes[9:12] == [8, 8, 8], "more canaries where more noise did not do it"
+    assert sorted(scratch.stale) == ["a", "b", "c"]
+    assert scratch.weights.noise == dict.fromkeys("abc", 0.4)  # type: ignore[attr-defined]
+    assert weights.passes == [8] + [4] * 5 + [4] * 3 + [8] * 5, "of the second try only what was hidden"
+
+
+def test_what_no_noise_shows_is_warned_of_and_the_rest_is_proven(caplog: pytest.LogCaptureFixture) -> None:
+    for late in (1.0, 5.0):
+        weights = LinearWeights({"a": 1.0, "dead": 0.0, "c": 1.0}, late=late)
+        scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
+        assert sorted(scratch.stale) == ["a", "c"]
+        assert len(scratch.stale["a"]) == 320
+        assert "no delivery can be proven of dead" in caplog.text
+        caplog.clear()
     with pytest.raises(StaleWeights, match="depend on no weight"):
         scratch_copy(LinearWeights({"a": 0.0, "b": 0.0}), EIGHT, torch.bfloat16, 0)
