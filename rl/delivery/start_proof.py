@@ -20,10 +20,11 @@ from itertools import accumulate
 
 import torch
 
+from espalier.models.precision import FP32
 from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.probes.canary import Canary, representatives, way_to
-from espalier.rl.probes.rounding import FLOOR
+from espalier.rl.probes.rounding import FLOOR, rounds_nothing
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Scratch:
         """Return how far an engine in which this parameter is stale lies from the truth, in what is asked of it; from 1
         on it is distinguished from rounding. A forward pass, kept in `stale`."""
         if name not in self.stale:
-            self.stale[name] = self.weights.without_noise(name).scores(self.canaries, "fp32").logprobs
+            self.stale[name] = self.weights.without_noise(name).scores(self.canaries, FP32).logprobs
         stale = self.stale[name]
         truth, rounded = self.truth[: len(stale)], self.rounded[: len(stale)]
         length = float((stale - truth).square().sum().sqrt())
@@ -68,8 +69,7 @@ class Scratch:
 
     def read_on(self, canaries: Sequence[Canary], start: torch.Tensor, dtype: torch.dtype) -> "Scratch":
         """Return it with what is known of all canaries, of which its own are the first."""
-        truth = self.weights.scores(canaries, "fp32").logprobs
-        rounded = self.weights.scores(canaries, "fp32", dtype).logprobs
+        truth, rounded = _truth(self.weights, canaries, dtype)
         return replace(self, start=start, truth=truth, rounded=rounded)
 
 
@@ -153,20 +153,20 @@ def scratch_copy(
     of an engine that computes in `dtype`: by the first canaries, those of about so many response tokens, where more
     noise on what is hidden shows all of it, else by all of them from the start. Raises StaleWeights where nothing can
     be proven."""
-    start = weights.scores(canaries, "fp32").logprobs
+    start = weights.scores(canaries, FP32).logprobs
     if not len(start) or not bool(torch.isfinite(start).all()):
         what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"
         raise StaleWeights(f"no delivery can be proven by fixed responses: {what}")
     lengths = list(accumulate(len(canary.ids) - canary.start for canary in canaries))
     few = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))
     if few < len(canaries):
-        noise = Noise(weights, canaries[:few], dtype, seed, start[: lengths[few - 1]])
+        noise = NoiseSearch(weights, canaries[:few], dtype, seed, start[: lengths[few - 1]])
         if (found := noise.that_shows_all()) is not None:
             return found.read_on(canaries, start, dtype)
-    return Noise(weights, canaries, dtype, seed, start).that_shows_most()
+    return NoiseSearch(weights, canaries, dtype, seed, start).that_shows_most()
 
 
-class Noise:
+class NoiseSearch:
     """The search for noise that shows every representative to these canaries, whose log-probs without noise are `start`
     [R]. What is hidden gets more noise from try to try, as much as it lacks, twice as much at least."""
 
@@ -231,6 +231,10 @@ class Noise:
 
     def _perturbed(self, scales: dict[str, float]) -> Scratch:
         copy = self.weights.perturbed(scales, self.seed)
-        truth = copy.scores(self.canaries, "fp32").logprobs
-        rounded = copy.scores(self.canaries, "fp32", self.dtype).logprobs
-        return Scratch(copy, self.canaries, self.start, truth, rounded)
+        return Scratch(copy, self.canaries, self.start, *_truth(copy, self.canaries, self.dtype))
+
+
+def _truth(copy: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy's log-probs [R] of the canaries, and those when every layer is rounded to `dtype`."""
+    truth = copy.scores(canaries, FP32).logprobs
+    return truth, truth if rounds_nothing(dtype, FP32) else copy.scores(canaries, FP32, dtype).logprobs

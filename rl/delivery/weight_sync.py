@@ -44,7 +44,7 @@ from espalier.rl.probes.canary import (
     step_kl,
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
-from espalier.rl.probes.rounding import FACTOR, FLOOR
+from espalier.rl.probes.rounding import FACTOR, FLOOR, rounds_nothing
 from espalier.sampling.weight_buckets import Streamed
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,9 @@ class WeightSync(FollowingEngines):
         logprobs, entropies, distributions = weights.scores(self.canaries, self.precision)
         before, self._before = self._before, (logprobs, distributions)
         moved = self._check_step(before[1], distributions, version) if before else {}
-        in_engine = self._rounded_logprobs(weights)
+        in_engine = logprobs
+        if not rounds_nothing(self.computes_in, self.precision):
+            in_engine = self._rounded_logprobs(weights)
         self._next = Unproven(version, logprobs, entropies, in_engine, before[0] if before else None)
         self._roundings.append(self._next.rounding)
         return moved

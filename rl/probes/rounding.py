@@ -15,8 +15,16 @@ from typing import Any
 
 import torch
 
+from espalier.models.precision import FP32
+
 FACTOR = 5.0  # how many times what rounding makes the engine may differ
 FLOOR = 1e-3  # nats per token: below it nothing is a fault, however little rounding makes
+
+
+def rounds_nothing(dtype: torch.dtype, precision: str) -> bool:
+    """Say whether an engine of that dtype computes as a trainer of that precision: then no pass tells what rounding
+    makes, since it would be the same pass again."""
+    return dtype == torch.float32 and precision == FP32
 
 
 def _round(value: Any, dtype: torch.dtype) -> Any:

@@ -32,7 +32,7 @@ from espalier.rl.probes.checks import (
     surprise,
 )
 from espalier.rl.probes.diagnosis import MAX_ROWS, LogprobMismatch, diagnose, truncated_logprobs
-from espalier.rl.probes.rounding import rounded
+from espalier.rl.probes.rounding import rounded, rounds_nothing
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SamplingParams
@@ -83,7 +83,8 @@ class Watch:
     engines: Engines | None = None
     is_compared: bool = field(default=True, init=False)
     """Whether the rollouts looked at last were compared."""
-    _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
+    _rounded: tuple[slice, torch.Tensor | None] | None = field(default=None, init=False)
+    """Of rows looked at last; without log-probs where rounding changes nothing."""
     _own: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool), init=False)
     """[N, T] of the rollouts looked at last: tokens that the version to be trained drew itself."""
     _is_drifting: bool = field(default=False, init=False)
@@ -143,6 +144,7 @@ class Watch:
         if self._rounded is not None:
             rows, scored = self._rounded
             old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
+            scored = old if scored is None else scored
             # of the trainer against itself: no matter who drew the tokens
             rounding = measure_gap(scored, old[:, : scored.shape[1]], mask[:, : scored.shape[1]])
             found["rounding"] = rounding.mean
@@ -177,17 +179,19 @@ class Watch:
         log.warning("%s", fault)
         self._has_reported = True
 
-    def _round(self, experience: Experience) -> tuple[slice, torch.Tensor] | None:
+    def _round(self, experience: Experience) -> tuple[slice, torch.Tensor | None] | None:
         """Return (some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are
-        filled."""
+        filled; None for log-probs where the trainer's own are that."""
         count = len(experience.ids)
         if count == 0:
             return None
         step = max(1, count // MAX_ROWS)
         rows = slice(None, step * MAX_ROWS, step)
+        dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
+        if rounds_nothing(dtype, self.config.precision):
+            return rows, None
         width = int(experience.attention_mask[rows].sum(-1).max())
         ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
-        dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
         with rounded(network(self.model), dtype):
             return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
 
