@@ -73,7 +73,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Networks with random weights are the same ones whatever ran before in this worker, and others in other tests."""
+    """What a test draws does not depend on the tests before it, and differs from what others draw. Fixtures of a
+    module or session have the seed of the first test that asks for them."""
     import torch
 
     torch.manual_seed(zlib.crc32(item.nodeid.encode()))

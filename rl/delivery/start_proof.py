@@ -4,12 +4,16 @@ Every parameter is perturbed on a scratch copy, which is delivered. The engine m
 not as the copies that keep one parameter as it was: one of every kind in each third of the layers (`representatives`),
 so that the proof of a deep network costs no more forward passes than that of a shallow one; that the others arrive the
 receipts say. In a wide, deep network one parameter of one layer moves a log-prob by less than rounding does, and noise
-large enough to move it by more makes chaos of the rest. So all tokens are asked together how much of the way to each
+large enough to move it by more makes chaos of the rest. So many tokens are asked together how much of the way to each
 copy the engine's log-probs lie (`way_to`): rounding goes in all directions, a stale parameter in one. Truth and copies
 are computed in float32, else their own rounding would lie on every way.
 
+A copy is a forward pass, and there are some forty. They are computed of the first canaries where these show every
+representative, else of all; how far the engine may be from the truth is read on all tokens either way.
+
 What the tokens cannot say: a tensor that stands for no other and is stale, or a small part of one, moves the
-log-probs by less than rounding there, and is accepted.
+log-probs by less than rounding there, and is accepted; so is what is stale for later canaries alone and moves them by
+no more than rounding may.
 """
 
 import logging
@@ -28,7 +32,7 @@ from espalier.rl.probes.rounding import FLOOR, rounds_nothing
 
 log = logging.getLogger(__name__)
 
-FEW_TOKENS = 128  # of responses, that are asked first: what is seen in them costs a quarter of eight canaries of 64
+FEW_TOKENS = 128  # of the responses that copies are computed of first: a quarter of eight canaries of 64
 _PART = 0.2  # of the way to a stale parameter's log-probs, from where on an engine may lie there
 _UNSURE = 0.1  # standard error of that part, from where on it says nothing
 _SURE = 5.0  # standard errors
@@ -41,8 +45,8 @@ _MOST_GROWTH = 16.0  # of a parameter's noise from one try to the next
 @dataclass(frozen=True)
 class Scratch:
     """Perturbed weights; log-probs [R] of all canaries without noise (`start`), with it (`truth`), and with it when
-    every layer is rounded as the engine rounds. `stale`: those [F] of the first, `canaries`, with noise on all but one
-    parameter, by its name, of those that were looked at."""
+    every layer is rounded as the engine rounds. `stale`: parameter → log-probs [F], F at most R, of `canaries`, the
+    first ones, with noise on all parameters but this one; of those that were looked at."""
 
     weights: PolicyWeights
     canaries: Sequence[Canary]
@@ -150,9 +154,9 @@ def scratch_copy(
     weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int, tokens: int = FEW_TOKENS
 ) -> Scratch:
     """Return perturbed weights in which, where that can be, every representative is distinguished from the rounding
-    of an engine that computes in `dtype`: by the first canaries, those of about so many response tokens, where more
-    noise on what is hidden shows all of it, else by all of them from the start. Raises StaleWeights where nothing can
-    be proven."""
+    of an engine that computes in `dtype`: by the first canaries, as many as have at least so many response `tokens`,
+    where more noise on what is hidden shows all of it, else by all canaries, anew. Raises StaleWeights where nothing
+    can be proven."""
     start = weights.scores(canaries, FP32).logprobs
     if not len(start) or not bool(torch.isfinite(start).all()):
         what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"
@@ -215,8 +219,8 @@ class NoiseSearch:
         return tried
 
     def _try(self, hidden: Sequence[str]) -> tuple[Scratch, list[str], bool]:
-        """Return a copy, what it hides, and whether that is less than of any try before; more noise for the next. What
-        was `hidden` is asked first, and of a try that cannot be better nothing else."""
+        """Return a copy, what it hides, and whether that is less than in any try before; set the noise of the next one.
+        What was `hidden` is looked at first, and the rest where this try may still be the best."""
         tried = self._perturbed(self.scales)
         seen = {name: tried.seen(name) for name in hidden}
         if sum(not value >= 1 for value in seen.values()) < self.fewest:

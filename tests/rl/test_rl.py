@@ -21,8 +21,9 @@ from espalier.models.load import load_policy
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
-from espalier.rl.delivery import policy_weights
+from espalier.rl.delivery import policy_weights, start_proof, weight_sync
 from espalier.rl.delivery.receipts import StaleWeights
+from espalier.rl.delivery.start_proof import FEW_TOKENS, Scratch
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, logprob_gap, make_experience
@@ -406,7 +407,16 @@ def test_the_canary_catches_a_stale_weight(tiny_policy: Path) -> None:
 
 
 @pytest.mark.parametrize("stale_number", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_one_stale_engine_of_several_is_caught(stale_number: int, tiny_policy: Path) -> None:
+def test_one_stale_engine_of_several_is_caught(
+    stale_number: int, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = []
+
+    def scratch_copy(*arguments: Any) -> Scratch:
+        tokens.append(arguments[-1])
+        return start_proof.scratch_copy(*arguments)
+
+    monkeypatch.setattr(weight_sync, "scratch_copy", scratch_copy)
     model = perturbed(tiny_policy, ["lm_head.weight"])
     stale = [["lm_head.weight"] if number == stale_number else [] for number in range(2)]
     engines = [FakeEngine(tiny_policy, stale=names) for names in stale]
@@ -418,6 +428,7 @@ def test_one_stale_engine_of_several_is_caught(stale_number: int, tiny_policy: P
     told = rf"delivery does not reach the whole engine \(engine {stale_number}\)"
     with pytest.raises(StaleWeights, match=told):
         asyncio.run(sync.prove_delivery(model))
+    assert tokens == [FEW_TOKENS, sys.maxsize, sys.maxsize], "what few refuse, all are asked of"
     whole = make_sync(FakeEngine(tiny_policy), FakeEngine(tiny_policy))
     assert asyncio.run(whole.sync(model, version=3))["canary_gap"] < 1e-3
     asyncio.run(whole.prove_delivery(model))

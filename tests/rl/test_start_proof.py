@@ -1,5 +1,6 @@
 """What an engine's log-probs say at the start of a run, against engines that are drawn: right, stale, stale in part."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -119,12 +120,15 @@ def test_an_engine_that_answers_the_same_everywhere_is_refused(value: float) -> 
 
 class LinearWeights(PolicyWeights):
     """Every parameter moves the log-probs its own way, by its noise times its `effect`, from token `begins` on, behind
-    which rounding is `late` times as much. Of every pass the number of canaries is kept in `passes`."""
+    which rounding is `late` times as much. Of every pass the number of canaries is kept in `passes`, of perturbed ones
+    the most that there were at once in `most_alive`."""
 
     def __init__(self, effects: dict[str, float], begins: dict[str, int] | None = None, late: float = 1.0):
         self.effects, self.begins, self.late = effects, begins or {}, late
         self.noise: dict[str, float] = {}
         self.passes: list[int] = []
+        self.alive: weakref.WeakSet[LinearWeights] = weakref.WeakSet()
+        self.most_alive = [0]
 
     @property
     def kinds(self) -> Any:
@@ -154,14 +158,17 @@ class LinearWeights(PolicyWeights):
         return Scores(found + ROUNDING * rounding, torch.zeros(number), torch.zeros(0, 5))
 
     def perturbed(self, scales: Any, seed: int) -> "LinearWeights":
-        return self._with(dict(scales))
+        found = self._with(dict(scales))
+        self.alive.add(found)
+        self.most_alive[0] = max(self.most_alive[0], len(self.alive))
+        return found
 
     def without_noise(self, name: str) -> "LinearWeights":
         return self._with({**self.noise, name: 0.0})
 
     def _with(self, noise: dict[str, float]) -> "LinearWeights":
         other = LinearWeights(self.effects, self.begins, self.late)
-        other.noise, other.passes = noise, self.passes
+        other.noise, other.passes, other.alive, other.most_alive = noise, self.passes, self.alive, self.most_alive
         return other
 
 
@@ -194,6 +201,7 @@ def test_what_is_hidden_gets_more_noise_until_it_shows() -> None:
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
     assert weights.passes == [8] + [4] * 5 + [4] * 5 + [8] * 2
     assert all(scratch.seen(name) >= 1 for name in "abc")
+    assert weights.most_alive == [1], "each is as large as the policy"
 
 
 def test_what_shows_in_later_canaries_alone_is_proven_by_all_with_no_more_noise_than_that_takes() -> None:
@@ -206,11 +214,12 @@ def test_what_shows_in_later_canaries_alone_is_proven_by_all_with_no_more_noise_
 
 
 def test_what_no_noise_shows_is_warned_of_and_the_rest_is_proven(caplog: pytest.LogCaptureFixture) -> None:
-    for late in (1.0, 5.0):
+    for late in (1.0, 5.0):  # where later tokens round more, what the first ones show is hidden in all of them
         weights = LinearWeights({"a": 1.0, "dead": 0.0, "c": 1.0}, late=late)
         scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
         assert sorted(scratch.stale) == ["a", "c"]
         assert len(scratch.stale["a"]) == 320
+        assert weights.most_alive == [1]
         assert "no delivery can be proven of dead" in caplog.text
         caplog.clear()
     with pytest.raises(StaleWeights, match="depend on no weight"):
