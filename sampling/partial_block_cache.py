@@ -280,6 +280,15 @@ class _InScheduler:
         return True
 
 
+def copy_blocks(cache: Any, sources: Sequence[int], targets: Sequence[int]) -> None:
+    """Copy blocks of a cache [B, ...] to others of it, as if all were read before one is written."""
+    if cache.device.type == "cpu" and not set(sources) & set(targets):
+        for source, target in zip(sources, targets, strict=True):  # a third of the time of an index, and less
+            cache[target].copy_(cache[source])
+    else:
+        cache[targets] = cache[sources]
+
+
 class _InWorker:
     """The copies in vLLM's worker; the methods are those of vLLM's `KVConnectorBase_V1`."""
 
@@ -296,9 +305,8 @@ class _InWorker:
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         copies = self._get_connector_metadata()
-        if copies.sources:
-            for cache in self._caches:
-                cache[copies.targets] = cache[copies.sources]  # all are read before one is written
+        for cache in self._caches if copies.sources else ():
+            copy_blocks(cache, copies.sources, copies.targets)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return

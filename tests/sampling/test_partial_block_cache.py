@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from espalier.data.prefix_tree import num_distinct_tokens
-from espalier.sampling.partial_block_cache import BlockPlanner, BlockTable, Match, common_length
+from espalier.sampling.partial_block_cache import BlockPlanner, BlockTable, Match, common_length, copy_blocks
 
 
 def test_the_block_that_shares_most_is_found() -> None:
@@ -237,3 +238,12 @@ def test_the_module_offers_one_thing_to_the_engine() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'Connector'"):
         _ = module.Connector
+
+
+@pytest.mark.parametrize(("sources", "targets"), [([0, 1, 1], [3, 4, 2]), ([0, 3, 4], [3, 4, 0])])
+def test_blocks_are_copied_as_if_all_were_read_before_one_is_written(sources: list[int], targets: list[int]) -> None:
+    cache = torch.arange(5 * 6).reshape(5, 2, 3)
+    expected = cache.clone()
+    expected[targets] = cache[sources]
+    copy_blocks(cache, sources, targets)
+    assert torch.equal(cache, expected)
