@@ -164,13 +164,13 @@ def scratch_copy(
     lengths = list(accumulate(len(canary.ids) - canary.start for canary in canaries))
     few = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))
     if few < len(canaries):
-        noise = NoiseSearch(weights, canaries[:few], dtype, seed, start[: lengths[few - 1]])
+        noise = _NoiseSearch(weights, canaries[:few], dtype, seed, start[: lengths[few - 1]])
         if (found := noise.that_shows_all()) is not None:
             return found.read_on(canaries, start, dtype)
-    return NoiseSearch(weights, canaries, dtype, seed, start).that_shows_most()
+    return _NoiseSearch(weights, canaries, dtype, seed, start).that_shows_most()
 
 
-class NoiseSearch:
+class _NoiseSearch:
     """The search for noise that shows every representative to these canaries, whose log-probs without noise are `start`
     [R]. What is hidden gets more noise from try to try, as much as it lacks, twice as much at least."""
 

@@ -15,12 +15,13 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
 from espalier.rl.combinations import check_clusters, check_correction
+from espalier.rl.delivery import policy_weights
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.experience import make_experience
 from espalier.rl.group_scores import score
 from espalier.rl.losses import clipped_surrogate, importance_weights
-from espalier.rl.probes.canary import Canary, Unproven, serves_old, step_kl
+from espalier.rl.probes.canary import Canary, Unproven, canary_scores, serves_old, step_kl
 from espalier.rl.probes.checks import (
     BOS,
     CACHE,
@@ -313,6 +314,7 @@ def look(
     temperature: float = 1.0,
     is_received: bool = False,
     is_awake: bool = True,
+    computes_in: torch.dtype = torch.bfloat16,
     **limits: Any,
 ) -> dict[str, float]:
     """The probes' metrics of rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
@@ -327,7 +329,7 @@ def look(
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, return_logprobs=True)
-    engines = Answering(ask, is_received, is_awake) if ask is not None else None
+    engines = Answering(ask, is_received, is_awake, computes_in) if ask is not None else None
     watch, experience = Watch(config, model, params, Tokens(), engines), spoil(experience)
     return watch.look(groups, experience, version=2) | watch.compare(experience)
 
@@ -423,6 +425,30 @@ def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCap
     found = look(model, say, on_fault="warn")
     assert TEMPERATURE in caplog.text
     assert found["engine/ratios_outside"] > 0.05
+
+
+def test_where_both_sides_compute_in_float32_no_pass_measures_rounding(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes, rescore = sharp_policy(tiny_policy), [], Watch._rescore
+
+    def counted(self: Watch, *arguments: Any) -> torch.Tensor:
+        passes.append(arguments)
+        return rescore(self, *arguments)
+
+    monkeypatch.setattr(Watch, "_rescore", counted)
+
+    def say(prompt: list[int], response: list[int]) -> list[float]:
+        return rollout_logprobs(model, prompt, response)
+
+    for dtype, number in ((torch.float32, 0), (torch.bfloat16, 1)):
+        passes.clear()
+        found = look(model, say, ask=lambda rows: [], computes_in=dtype)
+        assert len(passes) == number
+        assert (found["engine/rounding"] > 0) == bool(number)
+    with pytest.raises(ProbeFailed):
+        look(model, lambda *row: [value - 0.1 for value in say(*row)], lambda rows: [], is_awake=False,
+             computes_in=torch.float32)  # fmt: skip
 
 
 def test_rollouts_of_another_version_are_named(tiny_policy: Path, task: WordArithmetic) -> None:
@@ -619,6 +645,23 @@ def test_an_engine_one_step_behind_is_named_however_small_the_step(tiny_policy: 
     asyncio.run(sync.sync(model, 0))
     with pytest.raises(StaleWeights, match="which are 1 version old"):
         asyncio.run(sync.sync(moved(model, 1e-6), 1))
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 1), (torch.bfloat16, 2), (None, 2)])
+def test_a_version_is_looked_at_in_one_pass_where_rounding_changes_nothing(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None, number: int
+) -> None:
+    passes = []
+
+    def counted(*arguments: Any) -> Any:
+        passes.append(arguments)
+        return canary_scores(*arguments)
+
+    monkeypatch.setattr(policy_weights, "canary_scores", counted)
+    sync = WeightSync(KnowingEngine(tiny_policy), precision="fp32", dtype=dtype)
+    sync.canaries = [Canary(list(range(5, 25)), start=8)]
+    sync.look(load_policy(str(tiny_policy)), 0)
+    assert len(passes) == number
 
 
 def test_rounding_is_not_taken_for_a_delivery_that_failed(tiny_policy: Path) -> None:

@@ -209,7 +209,8 @@ def test_what_shows_in_later_canaries_alone_is_proven_by_all_with_no_more_noise_
     weights = LinearWeights(dict.fromkeys("abc", 1.0), begins={"b": 160})
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
     assert sorted(scratch.stale) == ["a", "b", "c"]
-    assert scratch.weights.noise == dict.fromkeys("abc", 0.4)  # type: ignore[attr-defined]
+    assert isinstance(scratch.weights, LinearWeights)
+    assert scratch.weights.noise == dict.fromkeys("abc", 0.4)
     assert weights.passes == [8] + [4] * 5 + [4] * 3 + [8] * 5, "of the second try only what was hidden"
 
 
