@@ -68,11 +68,18 @@ def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str],
 
 def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
     """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run: the best of
-    these, whatever other rates were once run."""
-    return {
+    these, whatever other rates were once run; for a cell that names another one, that one's."""
+    own = {
         key: best_rate({rate: found[rate] for rate in wanted})
         for key, found in tuning_areas(plan, records).items()
         if found.keys() >= set(wanted := wanted_rates(plan, found))
+    }
+    sources = {cell.name: cell.rates_of or cell.name for cell in plan.cells.values()}
+    return {
+        (cell, method): own[source, method]
+        for cell, source in sources.items()
+        for method in plan.methods
+        if (source, method) in own
     }
 
 

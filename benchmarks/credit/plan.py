@@ -49,7 +49,8 @@ class Policy:
 @dataclass(frozen=True)
 class Cell:
     """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
-    `process_rewards` are settings of scripts/process_rewards.sh."""
+    `process_rewards` are settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates runs of
+    this one have, "" for its own."""
 
     name: str
     task: tuple[str, ...]
@@ -60,6 +61,7 @@ class Cell:
     tuning_tokens: int
     target: float
     process_rewards: tuple[str, ...] = ()
+    rates_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,10 @@ def read_plan(path: Path) -> Plan:
     ]:
         if name not in policies:
             raise BadInput(f"{path}: {place} must be one of the policies, got '{name}'")
+    for cell in cells.values():
+        if cell.rates_of and (cell.rates_of not in cells or cells[cell.rates_of].rates_of):
+            raise BadInput(f"{path}: cells.{cell.name}.rates_of must be a cell that is tuned itself, got "
+                           f"'{cell.rates_of}'")  # fmt: skip
     others = [("baseline", raw["baseline"])]
     others += [(f"methods.{row.name}.against", row.against) for row in methods.values() if row.against]
     others += [(f"methods.{row.name}.baseline", row.baseline) for row in methods.values() if row.baseline]
@@ -170,11 +176,12 @@ def benchmark_runs(
 def tuning_runs(
     plan: Plan, cells: Sequence[Cell], methods: Sequence[Method], areas: Mapping[tuple[str, str], Mapping[float, float]]
 ) -> list[Run]:
-    """Return one run per wanted learning rate, all rates of a method on a cell one behind the other. `areas` is what is
-    known, by (cell, method)."""
+    """Return one run per wanted learning rate, all rates of a method on a cell one behind the other; none of a cell that
+    has another one's. `areas` is what is known, by (cell, method)."""
     return [
         Run(cell, method, plan.tuning_seed, rate, is_tuning=True)
         for cell in cells
+        if not cell.rates_of
         for method in methods
         for rate in wanted_rates(plan, areas.get((cell.name, method.name), {}))
     ]

@@ -213,6 +213,7 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
     text = PLAN.read_text()
     for old, new, message in (
         ("family: critic", "family: critics", "family must be one of outcome, critic"),
+        ("rates_of: long_arithmetic,", "rates_of: long_arithmetic_rare,", "must be a cell that is tuned itself"),
         ("baseline: grpo", "baseline: gropo", "baseline must be one of the methods"),
         ("tuning_tokens:", "tuning_token:", "has no field 'tuning_token'"),
         (
@@ -255,6 +256,18 @@ def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chos
     rows.append(stored("easy", "prm", 1000, [0.2, 0.4, 0.4], 1e-6, tokens_before=500, is_tuning=True))
     assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-6}, "there is none below"
     assert tuning_runs(SMALL, [EASY], [GRPO], {})[0].tokens == 50
+
+
+def test_a_cell_may_take_its_rates_from_another_one_and_is_not_tuned_then() -> None:
+    plan = replace(SMALL, cells={"easy": EASY, "hard": replace(HARD, rates_of="easy")})
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+            stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True),
+            stored("hard", "grpo", 1000, [0.2, 0.3, 0.3], 1e-4, is_tuning=True),
+            stored("hard", "grpo", 1000, [0.2, 0.4, 0.4], 1e-5, is_tuning=True)]  # fmt: skip
+    assert tuned_rates(SMALL, rows)["hard", "grpo"] != 1e-4
+    assert tuned_rates(plan, rows) == {("easy", "grpo"): 1e-4, ("hard", "grpo"): 1e-4}
+    assert {run.cell.name for run in tuning_runs(plan, [*plan.cells.values()], [GRPO], {})} == {"easy"}
+    assert tuned_rates(plan, rows[2:]) == {}, "none of the cell that is named"
 
 
 def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None:
