@@ -18,8 +18,18 @@ from typing import Any
 
 import torch
 
-from espalier.data.records import BadInput, Trajectory
-from espalier.rewards.score import HoldsEngines, HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.rewards.score import (
+    ChecksProblems,
+    HoldsEngines,
+    HoldsModels,
+    Interval,
+    Reward,
+    Score,
+    ScoreRange,
+    clipped,
+    hull,
+)
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
@@ -115,6 +125,12 @@ class ComposedReward:
             for name, model in term.networks().items() if isinstance(term, HoldsModels) else ():
                 found[f"{name} ({term_name})" if name in found else name] = model
         return found
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Ask the terms."""
+        for term in self.terms.values():
+            if isinstance(term, ChecksProblems):
+                term.check_problems(problems)
 
     def close(self) -> None:
         """End the terms' engines."""

@@ -9,10 +9,11 @@ still be talked round: how many solutions speak of a score is in the metrics (`v
 import re
 from collections.abc import Sequence
 
+from espalier.data.answers.grade import Gold
 from espalier.data.asked_texts import AskedText, Asks, WrittenText
 from espalier.data.judge_texts import check_template, fill, parse_score
 from espalier.data.process_data.published import content_key
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.rewards.written_verdicts import Votes
 
 SCORE_PROMPT = """\
@@ -46,6 +47,12 @@ class JudgeScores:
         parts = ("question", "solution", "mark", *(["gold"] if shows_gold else []))
         check_template(self.template, parts, "the judge's template")
 
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on one without the right answer that the judge is to be shown."""
+        if self.shows_gold:
+            for problem in problems:
+                _right_answer(problem.gold, problem.id)
+
     def votes(self, trajectories: Sequence[Trajectory], asks: Asks) -> list[Votes]:
         """See `rewards.written_verdicts.Form`. Equal solutions of a problem are asked about once."""
         asks.open("", "", [])
@@ -56,21 +63,14 @@ class JudgeScores:
         return [self._votes(row, answers[text]) for row, text in zip(trajectories, texts, strict=True)]
 
     def _text(self, row: Trajectory) -> str:
+        gold = _right_answer(row.gold, row.problem_id) if self.shows_gold else ""
         parts = {
             "question": row.prompt.strip(),
             "solution": row.response.strip(),
             "mark": content_key([row.prompt, row.response]),
-            "gold": f"\nThe right final answer is {self._gold(row)}.\n" if self.shows_gold else "",
+            "gold": f"\nThe right final answer is {gold}.\n" if gold else "",
         }
         return fill(self.template, parts)
-
-    @staticmethod
-    def _gold(row: Trajectory) -> str:
-        gold = row.gold[0] if isinstance(row.gold, list) and row.gold else row.gold
-        if not gold:
-            raise BadInput(f"'{row.problem_id}' has no right answer to show the judge: set the reward's "
-                           "form.shows_gold=false")  # fmt: skip
-        return str(gold)
 
     @staticmethod
     def _votes(row: Trajectory, answers: list[WrittenText] | None) -> Votes:
@@ -78,3 +78,10 @@ class JudgeScores:
         known = [score for score in scores if score is not None]
         has_own_verdict = _SPEAKS_OF.search(row.response) is not None
         return Votes(known, max(1, len(scores)), [], is_refused=answers is None, has_own_verdict=has_own_verdict)
+
+
+def _right_answer(gold: Gold, problem_id: str) -> str:
+    first = gold[0] if isinstance(gold, list) and gold else gold
+    if not first:
+        raise BadInput(f"'{problem_id}' has no right answer to show the judge: set the reward's form.shows_gold=false")
+    return str(first)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from espalier.data.records import Trajectory
+from espalier.data.records import Problem, Trajectory
 
 VERIFIER = "verifier"
 """The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
@@ -104,6 +104,14 @@ class HoldsModels(Protocol):
 
     def networks(self) -> dict[str, Any]:
         """Name → network; each must have the policy's tokenizer: it is given the policy's ids."""
+
+
+@runtime_checkable
+class ChecksProblems(Protocol):
+    """A reward that not every problem suits."""
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on one that it could give no score, before anything is drawn."""
 
 
 @runtime_checkable

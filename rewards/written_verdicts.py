@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from espalier.data.asked_texts import Asks
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.models.verdict_probs import warn_of_mass
-from espalier.rewards.score import VERIFIER, Score, ScoreRange
+from espalier.rewards.score import VERIFIER, ChecksProblems, Score, ScoreRange
 
 UNKNOWN = 0.5
 _SILENT = 64  # solutions in a row
@@ -60,6 +60,11 @@ class WrittenVerdictReward:
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
         """Return a share."""
         return ScoreRange((0.0, 1.0))
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Ask the form."""
+        if isinstance(self.form, ChecksProblems):
+            self.form.check_problems(problems)
 
     def close(self) -> None:
         """End what was started."""

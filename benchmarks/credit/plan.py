@@ -49,8 +49,8 @@ class Policy:
 @dataclass(frozen=True)
 class Cell:
     """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
-    `process_rewards` are settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates runs of
-    this one have, "" for its own."""
+    `process_rewards` are settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates hold
+    here, "" for its own."""
 
     name: str
     task: tuple[str, ...]
@@ -176,8 +176,8 @@ def benchmark_runs(
 def tuning_runs(
     plan: Plan, cells: Sequence[Cell], methods: Sequence[Method], areas: Mapping[tuple[str, str], Mapping[float, float]]
 ) -> list[Run]:
-    """Return one run per wanted learning rate, all rates of a method on a cell one behind the other; none of a cell that
-    has another one's. `areas` is what is known, by (cell, method)."""
+    """Return one run per wanted learning rate, all rates of a method on a cell one behind the other; none of a cell
+    that has another one's. `areas` is what is known, by (cell, method)."""
     return [
         Run(cell, method, plan.tuning_seed, rate, is_tuning=True)
         for cell in cells

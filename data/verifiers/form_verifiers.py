@@ -66,7 +66,7 @@ def read_length(truth: Any) -> int:
 
 
 def _length(response: Response) -> int:
-    assert response.num_tokens is not None  # `needs_tokens`
+    assert response.num_tokens is not None  # `needs`
     return response.num_tokens
 
 
@@ -86,6 +86,6 @@ FORM_VERIFIERS = {
     "ifeval": Verifier(read_instructions, check_instructions),
     "format": Verifier(read_pattern, check_format),
     "think_format": Verifier(lambda truth: None, check_think_format),
-    "max_length": Verifier(read_length, check_max_length, needs_tokens=True),
-    "up_to_max_length": Verifier(read_length, check_up_to_max_length, needs_tokens=True),
+    "max_length": Verifier(read_length, check_max_length, needs="tokens"),
+    "up_to_max_length": Verifier(read_length, check_up_to_max_length, needs="tokens"),
 }

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Needs = Literal["text", "tokens", "judge"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class Result:
 @dataclass(frozen=True)
 class Verifier:
     """`read` makes of a row's ground truth what `check` compares with, or raises BadRow; it runs once, when rows are
-    loaded. `needs_tokens`: only where the number of tokens is known."""
+    loaded. `needs` says by what it decides: the text, the number of tokens where that is known, or a model that the
+    reward asks (no `check`)."""
 
     read: Callable[[Any], Any]
-    check: Callable[[Response, Any], Result]
-    needs_tokens: bool = False
+    check: Callable[[Response, Any], Result] | None
+    needs: Needs = "text"

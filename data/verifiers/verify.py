@@ -18,9 +18,24 @@ from espalier.data.sources import BadRow
 from espalier.data.verifiers.answer_verifiers import ANSWER_VERIFIERS
 from espalier.data.verifiers.code_verifier import CODE_VERIFIERS
 from espalier.data.verifiers.form_verifiers import FORM_VERIFIERS
-from espalier.data.verifiers.response import Response, Result, Verifier
+from espalier.data.verifiers.response import Needs, Response, Result, Verifier
 
-VERIFIERS: Mapping[str, Verifier] = {**ANSWER_VERIFIERS, **FORM_VERIFIERS, **CODE_VERIFIERS}
+JUDGE = "judge"
+"""A model that the reward asks (`rewards.verifiers`); its ground truth is the right answer, or nothing."""
+
+
+def _read_reference(truth: Any) -> str:
+    if truth is not None and (isinstance(truth, bool) or not isinstance(truth, str | int | float)):
+        raise BadRow(f"the right answer for a judge is a text, a number or nothing, got {str(truth)[:40]!r}")
+    return "" if truth is None else str(truth).strip()
+
+
+VERIFIERS: Mapping[str, Verifier] = {
+    **ANSWER_VERIFIERS,
+    **FORM_VERIFIERS,
+    **CODE_VERIFIERS,
+    JUDGE: Verifier(_read_reference, None, needs="judge"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,10 @@ def _read(gold: str) -> tuple[tuple[Check, Verifier, Any], ...]:
         rows = None
     if not isinstance(rows, list) or not rows:
         raise BadRow("the gold is no list of verifiers: read the rows with task=verifiable")
-    return tuple(_read_one(row) for row in rows)
+    checks = tuple(_read_one(row) for row in rows)
+    if sum(verifier.needs == "judge" for _, verifier, _ in checks) > 1:
+        raise BadRow("a row has one judge, with one weight and one right answer")
+    return checks
 
 
 def _read_one(row: Any) -> tuple[Check, Verifier, Any]:
@@ -88,13 +106,13 @@ class _NotKept(Exception):
 
 
 def verify(text: str, gold: str, num_tokens: int | None = None) -> tuple[Verdict, ...]:
-    """Return the verdict of every verifier of a gold; those that count tokens last, and only where these are known.
+    """Return the verdict of every verifier of a gold but its judge; those that count tokens last, and only where these
+    are known.
 
     Repeats come from a cache, so that what was run to grade a response is not run again to reward it. Raises BadRow
     where the gold names no verifiers.
     """
-    needs_tokens = any(verifier.needs_tokens for _, verifier, _ in _read(gold))
-    by_length = _verify(text, gold, num_tokens) if needs_tokens and num_tokens is not None else ()
+    by_length = _verify(text, gold, num_tokens) if num_tokens is not None and _of(gold, "tokens") else ()
     try:
         return _verify(text, gold, None) + by_length
     except _NotKept as undecided:
@@ -107,8 +125,8 @@ def _verify(text: str, gold: str, num_tokens: int | None) -> tuple[Verdict, ...]
     response = Response(text, num_tokens)
     verdicts = tuple(
         Verdict(check.name, check.weight, verifier.check(response, truth))
-        for check, verifier, truth in _read(gold)
-        if verifier.needs_tokens == (num_tokens is not None)
+        for check, verifier, truth in _of(gold, "text" if num_tokens is None else "tokens")
+        if verifier.check is not None
     )
     if any("no verdict" in verdict.result.reason for verdict in verdicts):
         raise _NotKept(verdicts)
@@ -117,7 +135,24 @@ def _verify(text: str, gold: str, num_tokens: int | None) -> tuple[Verdict, ...]
 
 def is_never_right(gold: str) -> bool:
     """Say whether no verifier of a gold, of a weight above 0, judges a text: then no response is ever graded right."""
-    return all(verifier.needs_tokens or check.weight <= 0 for check, verifier, _ in _read(gold))
+    return all(check.weight <= 0 for check, _, _ in _of(gold, "text"))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a gold wants of a judge: its `weight`, and the right answer, "" where none is said."""
+
+    weight: float
+    reference: str
+
+
+def judged(gold: str) -> Judged | None:
+    """Return what a gold wants of a judge, None of nothing. Raises BadRow where the gold names no verifiers."""
+    return next((Judged(check.weight, reference) for check, _, reference in _of(gold, "judge")), None)
+
+
+def _of(gold: str, needs: Needs) -> list[tuple[Check, Verifier, Any]]:
+    return [row for row in _read(gold) if row[1].needs == needs]
 
 
 def gold_answer(gold: str) -> str:

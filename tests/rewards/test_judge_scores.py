@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from espalier.data.judge_texts import parse_score
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.verifiers.verify import Check, write_checks
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.judge_scores import JudgeScores
 from espalier.rewards.score import Score
+from espalier.rewards.verifiers import VerifierReward
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import BudgetSpent, ServerGone
@@ -27,10 +29,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def reward(server: ChatServer, folder: Path, *settings: str) -> ComposedReward:
+def reward(
+    server: ChatServer, folder: Path, *settings: str, name: str = "llm_judge", place: str = "judge"
+) -> ComposedReward:
     """The reward as a run names it."""
-    own = ["reward=llm_judge", "model.path=M", f"output_dir={folder}", "reward.terms.judge.asking.client.model=m"]
-    own += [f"reward.terms.judge.asking.client.base_url={server.base_url}"]
+    client = f"reward.terms.{place}.asking.client"
+    own = [f"reward={name}", "model.path=M", f"output_dir={folder}", f"{client}.model=m"]
+    own += [f"{client}.base_url={server.base_url}"]
     config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*own, *settings])
     built: ComposedReward = build(config.reward)
     return built
@@ -168,3 +173,55 @@ def test_without_a_key_in_the_environment_nothing_is_asked(tmp_path: Path, monke
     ):
         reward(server, tmp_path)(rows_of("A"))
     assert server.bodies == []
+
+
+def beside_verifiers(server: ChatServer, folder: Path, *settings: str) -> ComposedReward:
+    """The judge that rows name."""
+    return reward(server, folder, *settings, name="verifiers_and_judge", place="verifiers.judge")
+
+
+def test_rows_that_name_a_judge_are_asked_about_and_the_score_is_added_by_its_weight(tmp_path: Path) -> None:
+    both = write_checks([Check("gsm8k", "4"), Check("judge", "four apples", 0.5)])
+    alone, none = write_checks([Check("judge", 7)]), write_checks([Check("gsm8k", "4")])
+    rows = [
+        replace(RIGHT, id=f"{gold[:9]}/{k}", problem_id=str(k), gold=gold, response=text)
+        for k, (gold, text) in enumerate([(both, "so 4"), (none, "so 4"), (both, "so 5"), (alone, "so 7")])
+    ]
+    said = iter(["Score: 8", "Score: 2", "I refuse."])
+    with ChatServer(lambda number, body: chat_answer(next(said))) as server:
+        judge = beside_verifiers(server, tmp_path, "reward.terms.verifiers.judge.asking.concurrency=1")
+        judge.check_problems([Problem(row.problem_id, row.prompt, row.gold) for row in rows])
+        scores = judge(rows)
+        judge.close()
+        texts = [body["messages"][0]["content"] for body in server.bodies]
+    assert [score.outcome for score in scores] == pytest.approx([10 * (1 + 0.5 * 0.8), 10.0, 10 * 0.5 * 0.2, 10 * 0.5])
+    assert [score.parts.get("verifier") for score in scores] == [0.8, None, 0.2, None]
+    assert [score.parts.get("gsm8k") for score in scores] == [1.0, 1.0, 0.0, None]
+    assert [score.parts.get("without_score") for score in scores] == [0.0, None, 0.0, 1.0]
+    assert ["four apples" in text for text in texts] == [True, True, False]
+    assert "The right final answer is 7." in texts[2]
+    assert not any("gsm8k" in text for text in texts), "the judge sees the right answer, not how it is checked"
+
+
+def test_a_row_that_its_judge_cannot_judge_ends_the_run_at_its_start(tmp_path: Path) -> None:
+    problems = [
+        Problem("a", "?", write_checks([Check("gsm8k", "4")])),
+        Problem("b", "?", write_checks([Check("gsm8k", "4"), Check("judge", "")])),
+    ]
+    with ChatServer(lambda number, body: chat_answer("Score: 1")) as server:
+        judge = beside_verifiers(server, tmp_path)
+        with pytest.raises(BadInput, match=r"'b' has no right answer to show the judge: set .*form.shows_gold=false"):
+            judge.check_problems(problems)
+        free = beside_verifiers(server, tmp_path, "reward.terms.verifiers.judge.form.shows_gold=false")
+        free.check_problems(problems)
+        shown = reward(server, tmp_path, "reward.terms.judge.form.shows_gold=true")
+        with pytest.raises(BadInput, match="'c' has no right answer"):
+            shown.check_problems([Problem("c", "?", "")])
+        assert not server.bodies
+    without = ComposedReward({"verifiers": VerifierReward(10.0)})
+    with pytest.raises(BadInput, match=r"1 of 2 problems name a judge \('b' is the first\), and the reward has none"):
+        without.check_problems(problems)
+    with pytest.raises(BadInput, match="trajectory b/0: it names a judge"):
+        without([replace(RIGHT, id="b/0", problem_id="b", gold=str(problems[1].gold))])
+    with pytest.raises(BadInput, match="problem d: the gold is no list of verifiers"):
+        without.check_problems([Problem("d", "?", "4")])

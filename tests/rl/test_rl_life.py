@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.jsonl import read_records
-from espalier.data.records import Problem, SampledRollout, Trajectory
+from espalier.data.records import BadInput, Problem, SampledRollout, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
+from espalier.rewards.verifiers import VerifierReward
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
@@ -55,6 +56,13 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
              "kl": KLConfig(coefficient=0.1, kind="k1", place="reward", target=1e-4, horizon=100)}),
     "spo": (SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False), {}),
 }  # fmt: skip
+
+
+def test_a_reward_that_a_problem_does_not_suit_ends_the_run_before_anything_is_drawn(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=r"problem .*: the gold is no list of verifiers"):
+        make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", reward=VerifierReward(), **SMALL)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from espalier.models.load import load_policy
 from espalier.models.scalar_head import load_critic
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.outcome import OutcomeReward
-from espalier.rewards.score import Score
+from espalier.rewards.score import Reward, Score
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
@@ -190,6 +190,7 @@ def make_trainer(
     num_lines: int = 0,
     window: int | None = None,
     further: dict[str, Any] | None = None,
+    reward: Reward | None = None,
     **changes: Any,
 ) -> Trainer:
     """Six iterations by a sampler whose answers are a function of the request's id."""
@@ -228,7 +229,7 @@ def make_trainer(
         engine,
         critic,
         reference,
-        OutcomeReward(),
+        reward or OutcomeReward(),
         estimator or GRPO(divide_by_std=True),
         Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60),
         PARAMS,

@@ -10,7 +10,16 @@ import pytest
 from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, SCORES
 from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
-from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, is_never_right, verify, write_checks
+from espalier.data.verifiers.verify import (
+    VERIFIERS,
+    Check,
+    Judged,
+    grade_by_verifiers,
+    is_never_right,
+    judged,
+    verify,
+    write_checks,
+)
 
 
 def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
@@ -88,6 +97,23 @@ def test_a_penalty_is_nothing_a_right_response_needs() -> None:
     assert not is_never_right(gold)
 
 
+def test_a_judge_is_asked_by_the_reward_and_no_text_is_right_by_it() -> None:
+    gold = write_checks([Check("gsm8k", "4"), Check("judge", "the number four", 0.5)])
+    assert [verdict.name for verdict in verify("so 4", gold, 9)] == ["gsm8k"]
+    assert judged(gold) == Judged(0.5, "the number four")
+    assert grade_by_verifiers("so 4", gold).is_correct
+    assert judged(write_checks([Check("gsm8k", "4")])) is None
+    alone = write_checks([Check("judge", None)])
+    assert judged(alone) == Judged(1.0, "")
+    assert is_never_right(alone)
+    assert not grade_by_verifiers("so 4", alone).is_correct
+    with pytest.raises(BadRow, match="a row has one judge"):
+        write_checks([Check("judge", "a"), Check("judge", "b")])
+    for strange in ([4], {"answer": 4}, True):
+        with pytest.raises(BadRow, match="verifier judge: the right answer for a judge is a text"):
+            write_checks([Check("judge", strange)])
+
+
 def test_a_pattern_that_takes_years_takes_a_second_and_is_asked_again() -> None:
     gold = write_checks([Check("format", "(a+)+b")])
     started = time.monotonic()
@@ -125,4 +151,5 @@ def test_no_degenerate_text_takes_long(text: str) -> None:
 def test_every_verifier_has_a_case() -> None:
     tested = {case[0] for case in [*ANSWERS, *SCORES]}
     own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
-    assert set(VERIFIERS) - tested - own_kinds == {"code", "code_stdio"}  # test_code_verifier.py
+    elsewhere = {"code", "code_stdio", "judge"}  # test_code_verifier.py, tests/rewards/test_judge_scores.py
+    assert set(VERIFIERS) - tested - own_kinds == elsewhere
