@@ -1,4 +1,4 @@
-"""Rows of several data sets → one file: problems with their verifiers, or demonstrations.
+"""Rows of several data sets → one file: problems with their verifiers, demonstrations, or preference pairs.
 
     python run_stage.py -cn problems/mix_datasets output=mixed.jsonl \\
         'stage.sources=[{name: ours, path: ours.jsonl, amount: 0.5}, {name: gsm, path: gsm.parquet, amount: 200,
@@ -6,9 +6,10 @@
 
 Amounts, repeats and draws are those of `data.mixture`. Rows are read as `task=verifiable` reads them; demonstrations
 (`stage.kind=demonstration`) need an answer to imitate: a last turn of the assistant, `completion`, `response` or
-`solution`. A row's id is `{source}-{its id}`, `~2` behind it where it stands in the mixture again. Everything about a
-row is in the row, so that the shuffle cannot part a question from its ground truth. `X.statistics.json` counts each
-source.
+`solution`. Pairs (`stage.kind=pair`) are files of PreferencePair, made with one tokenizer: `pairs/import_preferences`
+makes one of what others publish. A row's id is `{source}-{its id}`, `~2` behind it where it stands in the mixture
+again. Everything about a row is in the row, so that the shuffle cannot part a question from its ground truth.
+`X.statistics.json` counts each source.
 """
 
 import logging
@@ -18,18 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from espalier.data.jsonl import write_json
+from espalier.data.jsonl import read_records, write_json
 from espalier.data.mixture import Source, amount_warning, draw_rows, read_source
 from espalier.data.prompts import PromptTemplate
-from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.records import BadInput, Demonstration, PreferencePair, Problem
 from espalier.data.sources import BadRow, Row
 from espalier.data.tasks.verifiable import VerifiableProblems, read_question
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
-KINDS = ("problem", "demonstration")
+KINDS = ("problem", "demonstration", "pair")
 _ANSWERS = ("completion", "response", "solution")
-Record = Problem | Demonstration
+Record = Problem | Demonstration | PreferencePair
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class MixDatasets:
         if not names or max(names.values()) > 1:
             what = f"the name '{names.most_common(1)[0][0]}' stands twice" if names else "there is none"
             raise BadInput(f"stage.sources: {what}: give [{{name: ..., path: ..., amount: 1.0}}, ...]")
+        for source in self._sources() if self.kind == "pair" else ():
+            if not source.path or source.verifier or source.rename:
+                raise BadInput(f"stage.sources, '{source.name}': pairs come from a file of PreferencePair alone (name, "
+                               "path, amount): pairs/import_preferences makes one of what others publish")  # fmt: skip
 
     def _sources(self) -> list[Source]:
         return [read_source(node) for node in self.sources]
@@ -91,14 +96,14 @@ class MixDatasets:
         rows: list[Record] = []
         statistics = {}
         for source in self._sources():
-            problems = self._task(source).problems(source.split)
-            indices = draw_rows(source, len(problems), self.seed)
-            if warning := amount_warning(source, len(problems)):
+            known = self._read(source)
+            indices = draw_rows(source, len(known), self.seed)
+            if warning := amount_warning(source, len(known)):
                 log.warning("%s", warning)
             if source.hub and not source.revision:
                 log.warning("source '%s': no revision is pinned: the file holds what the hub gave today", source.name)
-            taken = self._records(source, problems, indices)
-            statistics[source.name] = describe_source(source, problems, indices, taken)
+            taken = self._records(source, known, indices)
+            statistics[source.name] = describe_source(source, len(known), indices, taken)
             rows += taken
         random.Random(f"mixture/{self.seed}").shuffle(rows)
         texts = Counter(_question(row) for row in rows)
@@ -108,6 +113,12 @@ class MixDatasets:
             context.output.with_name(f"{context.output.stem}.statistics.json"), {**shared, "sources": statistics}
         )
         return rows
+
+    def _read(self, source: Source) -> Sequence[Problem | PreferencePair]:
+        """Return all rows of a source; demonstrations as problems with their answer."""
+        if self.kind == "pair":
+            return read_records(PreferencePair, source.path)
+        return self._task(source).problems(source.split)
 
     def _task(self, source: Source) -> VerifiableProblems:
         kind = AnsweredRows if self.kind == "demonstration" else VerifiableProblems
@@ -120,16 +131,20 @@ class MixDatasets:
             rename=source.rename,
         )
 
-    def _records(self, source: Source, problems: Sequence[Problem], indices: Sequence[int]) -> list[Record]:
+    def _records(
+        self, source: Source, known: Sequence[Problem | PreferencePair], indices: Sequence[int]
+    ) -> list[Record]:
         """Return the rows of a source with ids that are theirs alone."""
         seen: Counter[int] = Counter()
         records: list[Record] = []
         for index in indices:
             seen[index] += 1
-            problem = problems[index]
-            again = f"~{seen[index]}" if seen[index] > 1 else ""
-            info = {**problem.info, "subject": source.name, "index": index}
-            problem = replace(problem, id=f"{source.name}-{problem.id}{again}", info=info)
+            row = known[index]
+            name = f"{source.name}-{row.id}" + (f"~{seen[index]}" if seen[index] > 1 else "")
+            if isinstance(row, PreferencePair):
+                records.append(replace(row, id=name))
+                continue
+            problem = replace(row, id=name, info={**row.info, "subject": source.name, "index": index})
             records.append(problem if self.kind == "problem" else self._demonstration(problem))
         return records
 
@@ -142,16 +157,14 @@ def _question(row: Record) -> str:
     return row.question if isinstance(row, Problem) else row.prompt
 
 
-def describe_source(
-    source: Source, problems: Sequence[Problem], indices: Sequence[int], taken: Sequence[Record]
-) -> dict[str, Any]:
-    """Return counts of a source: its rows, what is taken of them, and lengths of the questions in characters."""
+def describe_source(source: Source, num_rows: int, indices: Sequence[int], taken: Sequence[Record]) -> dict[str, Any]:
+    """Return counts of a source of so many rows: what is taken of them, and lengths of the questions in characters."""
     lengths = sorted(len(_question(row)) for row in taken)
     return {
         "from": source.path or source.hub,
         "split": source.split,
         "revision": source.revision,
-        "rows": len(problems),
+        "rows": num_rows,
         "taken": len(indices),
         "distinct": len(set(indices)),
         "distinct_questions": len({_question(row) for row in taken}),

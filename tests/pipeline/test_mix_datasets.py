@@ -11,8 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from espalier.analysis.length_figure import bin_counts, count_tokens, figure
+from espalier.data.jsonl import write_records
 from espalier.data.mixture import draw_rows, read_source
-from espalier.data.records import BadInput, Demonstration
+from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.data.verifiers.verify import Check, write_checks
 from espalier.pipeline.problems.mix_datasets import MixDatasets
 from espalier.pipeline.stage import StageContext
@@ -98,6 +99,44 @@ def test_demonstrations_hold_the_answer_to_imitate(tmp_path: Path) -> None:
     rows, _ = mixed(tmp_path, source(1.0, path=str(path)), kind="demonstration")
     assert sorted(rows, key=lambda row: row.id) == [Demonstration("a-verifiable-train-0", "Hi\n", "Hello."),
                     Demonstration("a-verifiable-train-1", "Bye\n", "Good night.")]  # fmt: skip
+
+
+def pairs(tmp_path: Path, name: str, number: int) -> str:
+    """A file of pairs whose texts, tokens and scores say which they are."""
+    path = tmp_path / f"{name}.jsonl"
+    write_records(path, [
+        PreferencePair(f"p{k}/0>p{k}/1", f"p{k}", "outcome", f"{name} {k}?", f"{k} yes", f"{k} no", [k], [k, 1], [k, 0],
+                       1.0, -float(k))
+        for k in range(number)
+    ])  # fmt: skip
+    return str(path)
+
+
+def test_pairs_keep_both_sides_their_problem_and_their_scores(tmp_path: Path) -> None:
+    rows, statistics = mixed(tmp_path, source(1.5, path=pairs(tmp_path, "x", 4)),
+                             source(2, name="b", path=pairs(tmp_path, "y", 9)), kind="pair")  # fmt: skip
+    assert len(rows) == len({row.id for row in rows}) == 8
+    for row in rows:
+        k = row.prompt_ids[0]
+        assert row.prompt == f"{'x' if row.id.startswith('a-') else 'y'} {k}?"
+        assert (row.problem_id, row.chosen, row.rejected) == (f"p{k}", f"{k} yes", f"{k} no")
+        assert (row.chosen_ids, row.rejected_ids, row.rejected_score) == ([k, 1], [k, 0], -float(k))
+        assert row.id in {f"a-p{k}/0>p{k}/1", f"a-p{k}/0>p{k}/1~2", f"b-p{k}/0>p{k}/1"}
+    assert statistics["sources"]["a"] == {
+        "from": str(tmp_path / "x.jsonl"), "split": "train", "revision": "", "rows": 4, "taken": 6, "distinct": 4,
+        "distinct_questions": 4, "question_characters": {"lowest": 4, "median": 4, "highest": 4},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{"verifier": "gsm8k"}, {"rename": {"a": "b"}}, {"path": "", "hub": "h"}])
+def test_pairs_come_from_files_of_pairs_alone(more: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="'a': pairs come from a file of PreferencePair alone"):
+        MixDatasets([source(1.0, **more)], kind="pair")
+
+
+def test_a_file_of_other_rows_is_no_source_of_pairs(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"sums\.jsonl:1: "):
+        mixed(tmp_path, source(1.0, path=sums(tmp_path, 3)), kind="pair")
 
 
 def test_one_row_that_was_meant_as_all_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
