@@ -1,5 +1,8 @@
 """Words that say how sure somebody is → a confidence, by the table of Band et al. 2024 (arXiv 2404.00474) for
-biographies. What is said plainly has the confidence 1."""
+biographies. What is said plainly has the confidence 1.
+
+The table has no negations. "Not likely" counts as "unlikely" here, "not unlikely" as "likely", and what is "not
+possible" or "impossible" as "almost impossible"."""
 
 import re
 
@@ -19,13 +22,26 @@ PHRASES = {
     "almost certain": 0.95,
     "almost certainly": 0.95,
 }
+OPPOSITES = {
+    "likely": "unlikely",
+    "probable": "improbable",
+    "possible": "almost impossible",
+    "unlikely": "likely",
+    "improbable": "probable",
+    "doubtful": "likely",
+    "impossible": "possible",
+}
 _PERCENT = re.compile(r"\b([0-9]+(?:\.[0-9]+)?)\s*(?:%|percent\b|per cent\b)")
-_WORDS = re.compile(r"\b(" + "|".join(sorted(map(re.escape, PHRASES), key=len, reverse=True)) + r")\b", re.IGNORECASE)
+_NEGATED = (
+    r"(?:\bnot|n't|\bnever)\s+(?:(?:very|at\s+all|all\s+that|so|too|quite|really)\s+)*(" + "|".join(OPPOSITES) + r")\b"
+)
+_STATED = r"\b(" + "|".join(sorted(map(re.escape, [*PHRASES, "impossible"]), key=len, reverse=True)) + r")\b"
+_WORDS = re.compile(f"{_NEGATED}|{_STATED}", re.IGNORECASE)
 
 
 def phrase_confidence(text: str) -> float:
-    """Return the confidence that a claim's words state: its one percentage, else the lowest of its phrases
-    ("impossible" is none of them), else 1. Several different percentages are no confidence: then the phrases count."""
+    """Return the confidence that a claim's words state: its one percentage, else the lowest of its phrases, else 1.
+    Several different percentages are no confidence: then the phrases count."""
     percentages = {float(number) / 100 for number in _PERCENT.findall(text)}
     if len(percentages) == 1 and (stated := percentages.pop()) <= 1:
         return stated
@@ -34,4 +50,9 @@ def phrase_confidence(text: str) -> float:
 
 def word_confidence(text: str) -> float:
     """Return the confidence that a claim's words state, percentages aside: the lowest of its phrases, else 1."""
-    return min((PHRASES[phrase.lower()] for phrase in _WORDS.findall(text)), default=1.0)
+    return min((_of_words(*found) for found in _WORDS.findall(text.replace("’", "'"))), default=1.0)
+
+
+def _of_words(negated: str, stated: str) -> float:
+    phrase = OPPOSITES[negated.lower()] if negated else stated.lower()
+    return PHRASES["almost impossible" if phrase == "impossible" else phrase]

@@ -93,6 +93,16 @@ def test_the_most_confident_answer_is_the_first_of_equals() -> None:
         ("I am 40% sure that she probably sang.", 0.4),
         ("There is a toss-up here.", 0.5),
         ("She grew 120% faster.", 1.0),
+        ("It is not likely that she sang.", 0.15),
+        ("It isn't very likely that she sang.", 0.15),
+        ("It isn’t probable.", 0.1),
+        ("It is not unlikely that she sang.", 0.75),
+        ("It is not at all possible.", 0.05),
+        ("It is impossible that she sang.", 0.05),
+        ("It is not impossible.", 0.3),
+        ("It is not doubtful that she sang.", 0.75),
+        ("It is not known, but likely, that she sang.", 0.75),
+        ("She sang; not so likely, but possible, is Rome.", 0.15),
     ],
 )
 def test_words_state_the_confidence_of_the_table(text: str, confidence: float) -> None:
