@@ -63,6 +63,8 @@ class Demonstration:
     """the whole prompt, as the model reads it"""
     completion: str
     """the response"""
+    problem_id: str = ""
+    """of a verifier's demonstration: the problem whose solution is judged"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,13 +30,15 @@ R = TypeVar("R")
 class TokenExample:
     """`ids` [T]; the loss reads tokens `prompt_length`..T-1, each times its weight in `weights` (empty: all 1).
 
-    A token of weight 0 is masked: it is not counted either.
+    A token of weight 0 is masked: it is not counted either. `problem_id` says what a verifier learns to judge and is no
+    part of the example.
     """
 
     id: str
     ids: list[int]
     prompt_length: int
     weights: list[float] = field(default_factory=list)
+    problem_id: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _encode(tokenizer: Any, row: Demonstration) -> tuple[TokenExample, bool]:
     """Return the example, and whether its completion's tokens read as the completion."""
     prompt = encode_text(tokenizer, row.prompt, f"demonstration '{row.id}'")
     completion, is_exact = encode_response(tokenizer, prompt, row.completion)
-    return TokenExample(row.id, [*prompt, *completion, tokenizer.eos_token_id], len(prompt)), is_exact
+    ids = [*prompt, *completion, tokenizer.eos_token_id]
+    return TokenExample(row.id, ids, len(prompt), problem_id=row.problem_id), is_exact
 
 
 @dataclass(frozen=True)

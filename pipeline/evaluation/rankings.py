@@ -70,8 +70,7 @@ class ScoreFile:
         """Take in a problem. Raises BadInput where a trajectory has no scores."""
         scores, rows = self._scores(samples.number)
         self._total += len(samples.group)
-        if not self._is_of_outcomes:  # outcome scores do not say it
-            self._seen.add(row.is_seen for row in rows)
+        self._seen.add(row.is_seen for row in rows)
         for t in samples.group:
             if t.id not in scores:
                 raise BadInput(f"{self._path}: no scores for trajectory '{t.id}': score these first")
@@ -96,8 +95,7 @@ class ScoreFile:
                         self._path, self._num_unscored, self._total)  # fmt: skip
         if self._unlike and not self._is_outcome:
             raise BadInput(f"{self._path}: trajectory {self._unlike}: score these trajectories again")
-        if not self._is_of_outcomes:
-            self._seen.note(context, "look better by its scores than other problems would")
+        self._seen.note(context, "look better by its scores than other problems would")
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Question, Solution, check_asked, questions_about, read_solutions
+from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.data.verification import Verdict, VerifierFormat
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.prm_calibration import auc
@@ -74,7 +75,8 @@ class ScoreByVerifier:
         questions = [asked for asked in questions_about(solutions, self.verifier) if asked.num_steps]
         scores = self._voted(questions, context) if self.verifications else self._direct(questions, context)
         context.counts.update(solutions=len(solutions), **_accuracy(questions, scores))
-        records = [self._record(solution, scores) for solution in solutions]
+        trained = read_training_problems(self.model) if self.model else None
+        records = [self._record(solution, scores, trained) for solution in solutions]
         number = sum(record.score is None if isinstance(record, OutcomeScore) else not record.scores and bool(row.steps)
                      for record, row in zip(records, solutions, strict=True))  # fmt: skip
         context.counts["without_score"] = number
@@ -85,12 +87,15 @@ class ScoreByVerifier:
             log.warning("%d of %d solutions have no score: no step, or no verdict", number, len(records))
         return records
 
-    def _record(self, solution: Solution, scores: Mapping[str, float | None]) -> OutcomeScore | StepScores:
+    def _record(
+        self, solution: Solution, scores: Mapping[str, float | None], trained: frozenset[str] | None
+    ) -> OutcomeScore | StepScores:
+        is_seen = None if trained is None else problem_hash(solution.problem_id) in trained
         if self.verifier.unit == "solution":
-            return OutcomeScore(solution.id, solution.problem_id, scores.get(solution.id))
+            return OutcomeScore(solution.id, solution.problem_id, scores.get(solution.id), is_seen)
         found = [scores[f"{solution.id}#{number}"] for number in range(1, len(solution.steps) + 1)]
         known = [score for score in found if score is not None]
-        return StepScores(solution.id, solution.problem_id, known if len(known) == len(found) else [])
+        return StepScores(solution.id, solution.problem_id, known if len(known) == len(found) else [], is_seen)
 
     def _direct(self, questions: Sequence[Question], context: StageContext) -> dict[str, float | None]:
         texts = [self.verifier.ask(one.solution.prompt, one.steps, has_rationale=False) for one in questions]

@@ -309,8 +309,10 @@ class _Scoring:
             steps += len(kept.scores)
             if row.steps and not kept.scores:
                 too_long, first_too_long = too_long + 1, first_too_long or row.id
-            is_whole = self.models[place].layout == WHOLE
-            yield OutcomeScore(row.id, row.problem_id, next(iter(kept.scores), None)) if is_whole else kept.record
+            if self.models[place].layout == WHOLE:
+                yield OutcomeScore(row.id, row.problem_id, next(iter(kept.scores), None), kept.is_seen)
+            else:
+                yield kept.record
         counts.update(layout=self.models[0].layout, steps=steps, problems=len(problems), problems_seen=len(seen))
         if self.stage.deviations:
             counts["deviations"] = shown(self.stage.deviations)

@@ -142,8 +142,9 @@ class MakeVerifierDemonstrations(ProblemPart):
 def _candidate(verifier: VerifierFormat, asked: Question, name: str, rationale: str | None) -> Candidate:
     assert asked.is_right is not None
     prompt = verifier.ask(asked.solution.prompt, asked.steps, has_rationale=rationale is not None)
-    row = Demonstration(name, prompt, verifier.answer(asked.is_right, rationale))
-    return Candidate(row, asked.solution.problem_id, asked.is_right)
+    problem_id = asked.solution.problem_id
+    row = Demonstration(name, prompt, verifier.answer(asked.is_right, rationale), problem_id)
+    return Candidate(row, problem_id, asked.is_right)
 
 
 def _learnt(verifier: VerifierFormat | StepVerdictFormat, row: Verification, asked: Question) -> Candidate | str:
@@ -172,5 +173,7 @@ def _learnt_per_step(verifier: StepVerdictFormat, row: Verification, asked: Ques
     first = next((n for n, is_right in enumerate(truths) if not is_right), len(truths))
     if [one.is_yes for one in found[: first + 1]] != truths[: first + 1]:
         return "verdict is not the truth"
-    demonstrated = Demonstration(row.id, verifier.ask(asked.solution.prompt, asked.steps), row.response.strip())
-    return Candidate(demonstrated, asked.solution.problem_id, first == len(truths))
+    problem_id = asked.solution.problem_id
+    text = row.response.strip()
+    demonstrated = Demonstration(row.id, verifier.ask(asked.solution.prompt, asked.steps), text, problem_id)
+    return Candidate(demonstrated, problem_id, first == len(truths))

@@ -1,5 +1,6 @@
 """From graded solutions to a verifier's demonstrations, and from its rationales to scores: files in, files out."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from espalier.data.process_data.published import content_key
 from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, Problem, StepScores, Trajectory
 from espalier.data.row_index import ProblemRows
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
@@ -30,6 +32,7 @@ from espalier.rewards.generative_verifier import GenerativeVerifierReward
 from espalier.rewards.votes import best_of, weighted_vote
 from espalier.sampling.client import Sample
 from espalier.sampling.verifications import TeacherRationaleRequests, VerificationRequests
+from espalier.training.trained_on import write_trained_on
 
 SOLUTION = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
 STEP = VerifierFormat("step", "Right so far (Yes/No)?", "Check.")
@@ -89,7 +92,7 @@ def test_direct_demonstrations_are_balanced_and_what_is_left_out_is_counted(tmp_
         "left out (more than of the other class)": 2,
     }
     wrong = next(row for row in rows if row.id == "a/2")
-    assert wrong == Demonstration("a/2", f"Q\n2+2=5\n#### 5\n{Q}", " No")
+    assert wrong == Demonstration("a/2", f"Q\n2+2=5\n#### 5\n{Q}", " No", "a")
 
 
 def test_a_repeated_solution_of_a_problem_counts_once_and_the_first_stays(tmp_path: Path) -> None:
@@ -119,8 +122,8 @@ def test_rationales_stay_where_their_verdict_is_the_truth_and_reasons_are_counte
     ]
     rows, counts = demonstrations(tmp_path, written)
     assert rows == [
-        Demonstration("a/0/0", "Q\n2+2=4\n#### 4\nCheck.\n", f"Fine.\n{Q} Yes"),
-        Demonstration("a/2/0", "Q\n2+2=5\n#### 5\nCheck.\n", f"2+2 is 4.\n{Q} No"),
+        Demonstration("a/0/0", "Q\n2+2=4\n#### 4\nCheck.\n", f"Fine.\n{Q} Yes", "a"),
+        Demonstration("a/2/0", "Q\n2+2=5\n#### 5\nCheck.\n", f"2+2 is 4.\n{Q} No", "a"),
     ]
     assert {name[10:-1]: count for name, count in counts.items() if name.startswith("left out")} == {
         "cut by its length": 1,
@@ -212,6 +215,29 @@ def test_a_direct_score_is_p_yes_behind_the_question(folder: str, tmp_path: Path
     assert rows[2].score == pytest.approx(p_yes(folder, f"Q\n2+2=5\n#### 5\n{Q}"), abs=1e-5)
     assert counts["without_score"] == 0
     assert 0 <= counts["auc"] <= 1
+
+
+def test_a_verifier_says_which_problems_it_was_trained_on_and_its_scores_say_who_was_seen(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "verifier"
+    shutil.copytree(folder, model)
+    tokenizer, files = load_tokenizer(folder), {"verify": "a", "generate": ""}
+    for name, problem in files.items():
+        write_records(tmp_path / f"{name}.jsonl", [Demonstration("v", "Q", " Yes", problem)])
+    parts = [DemonstrationExamples(str(tmp_path / f"{name}.jsonl"), 64) for name in files]
+    unknown, _ = scored(tmp_path, str(model))
+    assert {row.is_seen for row in unknown} == {None}, "its folder does not say"
+    write_trained_on(model, VerifierExamples(parts[0], parts[1], 0.25, "token").load(tokenizer), tokenizer,
+                     {"path": folder})  # fmt: skip
+    assert read_training_problems(str(model)) == {problem_hash("a")}
+    rows, _ = scored(tmp_path, str(model))
+    assert {(row.problem_id, row.is_seen) for row in rows} == {(row.problem_id, row.problem_id == "a") for row in ROWS}
+    steps, _ = scored(tmp_path, str(model), verifier=STEP)
+    assert {(row.problem_id, row.is_seen) for row in steps} == {(row.problem_id, row.problem_id == "a") for row in ROWS}
+    write_records(tmp_path / "s.jsonl", [replace(row, score=0.5) for row in rows if row.problem_id == "a"])
+    ranking_by(str(tmp_path / "s.jsonl"), [row for row in ROWS if row.problem_id == "a"], tmp_path)
+    assert "1 of 1 problems were in the reward model's training set and look better" in caplog.text
 
 
 def test_rationales_are_averaged_and_one_without_a_verdict_is_missing_not_a_no(folder: str, tmp_path: Path) -> None:
