@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from espalier.rl.credit_watch import StepWatch
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
@@ -191,7 +193,15 @@ class Iteration:
         self.metrics.add(self.problems.left_out, "problems/")
         own_pass = experience.attention_mask[experience.old.in_own_pass]
         values = self.metrics.take() | {"forward/tokens": float(own_pass.sum())}
-        return values | speeds(values, experience, self.config.update.num_epochs)
+        return values | speeds(values, self._tokens_learnt(experience))
+
+    def _tokens_learnt(self, experience: Experience) -> float:
+        """Count the tokens that the update reads forward and backward, prompts and every epoch included: a policy alone
+        leaves out rollouts without a gradient."""
+        rows = torch.arange(len(experience.ids))
+        if len(self.update.learners) == 1:
+            rows = self.policy.rows_with_gradient(experience, rows)
+        return float(experience.attention_mask[rows].sum()) * self.config.update.num_epochs
 
     def _is_anything_due(self, done: int) -> bool:
         """Say whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""

@@ -104,15 +104,14 @@ def describe_experience(experience: Experience, estimate: Estimate) -> dict[str,
     }
 
 
-def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int) -> dict[str, float]:
+def speeds(values: Mapping[str, float], update_tokens: float) -> dict[str, float]:
     """Return tokens a second of every phase that has both: tokens made (rollout, of the batch's own seconds where it is
-    drawn ahead; completions), or read with their prompts (forward; update, every epoch counted)."""
-    read = float(experience.attention_mask.sum())
+    drawn ahead; completions), or read with their prompts (forward; `update_tokens` in the update)."""
     tokens = {
         "rollout": values["rollout/drawn_tokens"],
         "completions": values.get("estimate/completion_tokens", 0.0),
         "forward": values["forward/tokens"],
-        "update": read * num_epochs,
+        "update": update_tokens,
     }
     taken = {phase: values.get(f"seconds/{phase}", 0.0) for phase in tokens}
     taken["rollout"] = values.get("queue/batch_seconds", taken["rollout"])

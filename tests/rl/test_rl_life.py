@@ -1,7 +1,7 @@
 """The life of a reinforcement-learning run: samples, timings, early stop, retention, resume at every iteration."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rewards.verifiers import VerifierReward
 from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
+from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies, spent
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
@@ -138,6 +140,31 @@ def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
             parts = [v for k, v in row.items() if k.startswith("seconds/") and k not in ("seconds/iteration",
                                                                                          "seconds/save")]  # fmt: skip
             assert sum(parts) <= row["seconds/iteration"] + 1e-6
+
+
+class _ThatCounts(GRPO):
+    """Keeps the tokens of the rollouts that it gives credit, and of all."""
+
+    def __init__(self) -> None:
+        super().__init__(divide_by_std=True)
+        self.learnt: list[tuple[int, int]] = []
+
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
+        estimate = super().__call__(groups, experience, context)
+        has_credit = (estimate.advantages != 0).any(1)
+        self.learnt.append((int(experience.attention_mask[has_credit].sum()), int(experience.attention_mask.sum())))
+        return estimate
+
+
+def test_the_updates_tokens_per_second_count_what_its_passes_read(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    estimator, settings = _ThatCounts(), {**SMALL, "num_iterations": 2, "num_epochs": 2, "evaluation_every": 0}
+    make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", estimator, **settings).run()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(0 < learnt < whole for learnt, whole in estimator.learnt), "a group agrees"
+    found = [row.get("tokens_per_second/update", 0.0) * row["seconds/update"] for row in rows]
+    assert found == pytest.approx([2 * learnt for learnt, _ in estimator.learnt])
 
 
 def test_the_samples_table_holds_every_steps_value_and_advantage(tmp_path: Path) -> None:
