@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from espalier.data.prompt_window import fit_window
@@ -107,14 +109,29 @@ class DrawnBatch:
 
 
 @dataclass
+class _Asked:
+    """What is asked for one batch, in parts: those who may be asked (`candidates`) are taken in their order."""
+
+    candidates: Iterator[tuple[str, Problem]]
+    parts: list[asyncio.Task[tuple[list[RolloutGroup], list[Refusal]]]] = field(default_factory=list)
+
+    async def give_up(self) -> None:
+        """Cancel what still runs."""
+        for part in self.parts:
+            part.cancel()
+        await asyncio.gather(*self.parts, return_exceptions=True)
+
+
+@dataclass
 class SampledGroups:
     """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`.
 
     Iteration i trains on the batch of problems that (seed, i) draws, always. That batch is begun when the policy has
     version i - `rollout.max_staleness`, so no token is older than that, whatever is slow; with 0 nothing is drawn while
-    the policy is trained. Batches that are drawn ahead go on in the background; within a batch groups whose rewards
-    agree are replaced, where that is asked for, by groups of other problems; where too few differ in the end, groups
-    that agree fill up. Of what is left a filter, where there is one, keeps some of every group.
+    the policy is trained. Batches that are drawn ahead go on in the background; within a batch every group whose
+    rewards agree is replaced as soon as it is scored, where that is asked for, by a group of another problem; where too
+    few differ in the end, groups that agree fill up. Of what is left a filter, where there is one, keeps some of every
+    group.
 
     New weights come in the middle of requests where the engines take them so; else no request is asked until those that
     run are over (`at_rest`). What is not trained on yet when a run stops is drawn again by its resume.
@@ -134,7 +151,7 @@ class SampledGroups:
     """None: the rollouts of a group are independent."""
     valued_by: NamesCompletions | None = None
     """Whose completions of a scored group are begun while other groups are drawn, where it is certain that this group
-    is trained on, and by this version: nothing is drawn ahead, replaced or filtered."""
+    is trained on, and by this version: nothing is drawn ahead or filtered, and the group is not to be replaced."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -242,36 +259,40 @@ class SampledGroups:
 
     async def _draw(self, iteration: int) -> DrawnBatch:
         """Return the batch of this iteration."""
-        config, batch, begun = self.config, DrawnBatch(), time.monotonic()
+        rollout, batch, begun = self.config.rollout, DrawnBatch(), time.monotonic()
         waits = self.tree is not None or computes_here(self.reward)
-        scores = GroupScores(self.reward, waits, self._begin_completions)
+        asked = _Asked(self._candidates(iteration))
+
+        async def look(groups: Sequence[RolloutGroup]) -> None:
+            self._replace(groups, asked, scores)
+            await self._begin_completions(groups)
+
+        scores = GroupScores(self.reward, waits, look)
         self._begins(iteration)
         try:
-            for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
-                count, order = config.rollout.num_problems, config.rollout.order
-                chosen = draw_problems(self.problems, count, config.seed, iteration, round_number, order)
-                name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
-                drawn, more = await self.sampler.draw(
-                    chosen, self.params, name, lambda: self._version, self._gate, on_group=scores.add
-                )
+            self._ask(rollout.num_problems, asked, scores)
+            for part in asked.parts:  # grows meanwhile
+                drawn, refused = await part
                 if self.tree is not None:
                     drawn = await self.tree.grow(drawn, self.sampler, self.params)
                 self.ledger.generated += tokens_of(drawn)
                 self._waiting[iteration] = self._waiting.get(iteration, 0) + tokens_of(drawn)
-                batch.refused += more
+                batch.refused += refused
                 num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
-                check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
+                check_refused(batch.refused, num_asked, rollout.max_refused_share)
+                if rollout.dynamic_sampling_rounds > 0:
+                    self._ask(len(refused), asked, scores)
                 scored, seconds = await scores.finish(drawn)
+                if waits:
+                    self._replace(scored, asked, scores)
                 batch.groups += scored
                 batch.reward_seconds += seconds
-                num_good = sum(not self._is_replaceable(group) for group in batch.groups)
-                if num_good >= config.rollout.num_problems or not chosen:
-                    break
         except BaseException:
             await scores.give_up()
             await self.sampler.give_up_begun()
             raise
         finally:
+            await asked.give_up()
             await scores.give_up()
             self._ends(iteration)
         ended = time.monotonic()
@@ -281,14 +302,40 @@ class SampledGroups:
         timeline.add(DRAWING, f"batch {done}", begun, ended, done, tokens=tokens_of(batch.groups), **counts)
         return batch
 
+    def _candidates(self, iteration: int) -> Iterator[tuple[str, Problem]]:
+        """Yield (what its requests are named by, problem) of all that may be asked for an iteration, in order."""
+        rollout = self.config.rollout
+        for number in range(rollout.dynamic_sampling_rounds + 1):
+            name = f"rl-{iteration}" if number == 0 else f"rl-{iteration}-{number}"
+            drawn = draw_problems(
+                self.problems, rollout.num_problems, self.config.seed, iteration, number, rollout.order
+            )
+            yield from ((name, problem) for problem in drawn)
+
+    def _ask(self, number: int, asked: _Asked, scores: GroupScores) -> None:
+        """Begin to ask the next candidates, as many as are left of `number`."""
+        for name, rows in groupby(islice(asked.candidates, number), itemgetter(0)):
+            problems = [problem for _, problem in rows]
+            call = self.sampler.draw(
+                problems, self.params, name, lambda: self._version, self._gate, on_group=scores.add
+            )
+            asked.parts.append(asyncio.create_task(call))
+
+    def _replace(self, groups: Sequence[RolloutGroup], asked: _Asked, scores: GroupScores) -> None:
+        """Ask one more for every group that is to be replaced. Whatever finishes first, those asked in the end are the
+        shortest row of candidates that has enough others."""
+        if self.config.rollout.dynamic_sampling_rounds > 0:
+            self._ask(sum(self._is_replaceable(group) for group in groups), asked, scores)
+
     async def _begin_completions(self, groups: Sequence[RolloutGroup]) -> None:
         """Ask for the completions of groups that the estimator is going to ask for."""
         rollout, estimator = self.config.rollout, self.valued_by
-        is_kept = rollout.max_staleness == 0 and rollout.dynamic_sampling_rounds == 0 and self.rollout_filter is None
-        if estimator is None or not is_kept:
+        if estimator is None or rollout.max_staleness > 0 or self.rollout_filter is not None:
             return
         text_of = decode(self.sampler.tokenizer)
         for group in groups:
+            if rollout.dynamic_sampling_rounds > 0 and self._is_replaceable(group):
+                continue
             found = await asyncio.to_thread(estimator.first_completions, group, text_of, self.params)
             states, params = [state for state, _ in found], [one for _, one in found]
             self.sampler.begin_completions(states, params, self._gate)

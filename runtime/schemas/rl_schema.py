@@ -28,8 +28,8 @@ class RolloutConfig:
     """versions that the policy may be ahead of the one that drew a token; 0: nothing is drawn while the policy is
     trained; above 0 (1 is usual): the next iterations' rollouts are drawn meanwhile"""
     dynamic_sampling_rounds: int = 0
-    """times per iteration that groups whose rewards agree are replaced by groups of other problems (DAPO's dynamic
-    sampling)"""
+    """above 0: every group whose rewards agree is replaced, as soon as it is scored, by a group of another problem
+    (DAPO's dynamic sampling), by at most so many times num_problems further ones per iteration"""
     accuracy_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
     """with dynamic_sampling_rounds, groups whose share of right rollouts is outside are replaced too ([0.2, 0.8]:
     PRIME's); where too few are within in the end, those outside fill up"""
