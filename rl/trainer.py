@@ -21,6 +21,7 @@ from espalier.rl.iteration import Iteration
 from espalier.rl.learner import RunState, write_model
 from espalier.rl.ledger import read_waiting
 from espalier.rl.probes.reward_falls import RewardWatch
+from espalier.rl.update import most_rollouts
 from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank
 from espalier.runtime.errors import Stopped
 from espalier.runtime.tracking import Metrics, Progress
@@ -146,7 +147,7 @@ class Trainer(Iteration):
                            "same command again")  # fmt: skip
         path, problems = self.run_dir / "canaries.jsonl", self.problems.dev[:_NUM_CANARIES]
         canaries = await sample_canaries(path, problems, sampler, params, self.delivery.sync, version, weights)
-        await self.delivery.start(version, weights, canaries, self.config.seed)
+        await self.delivery.start(version, weights, canaries, self.config.seed, most_rollouts(self.config))
 
     def _write_timeline(self) -> None:
         if is_main_rank():

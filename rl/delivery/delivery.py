@@ -20,7 +20,7 @@ from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.policy import Policy
-from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.canary import Canary, few_canaries
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import check_refused
 from espalier.runtime.background_loop import BackgroundLoop
@@ -144,14 +144,18 @@ class Delivery:
         found, self._proof = self._proof, {}
         return {f"engine/{name}": value for name, value in found.items()}
 
-    async def start(self, version: int, weights: PolicyWeights, canaries: list[Canary], seed: int) -> None:
-        """On rank 0 alone: prove that deliveries reach the whole engine, and serve the policy of this version. Raises
-        StaleWeights, ProbeFailed."""
+    async def start(
+        self, version: int, weights: PolicyWeights, canaries: list[Canary], seed: int, num_rollouts: int
+    ) -> None:
+        """On rank 0 alone: prove on all canaries that deliveries reach the whole engine, and serve the policy of this
+        version; every delivery from now on is proven on few of them (`few_canaries`). Raises StaleWeights,
+        ProbeFailed."""
         started = time.monotonic()
         self.sync.canaries = canaries
         await self.sync.prove_delivery(weights, seed)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # of the scratch copies
+        self.sync.canaries = few_canaries(canaries, num_rollouts)
         self._proof |= await self.sync.sync(weights, version)
         ended, serving = time.monotonic(), self.sync.num_serving
         self.metrics.timeline.add(DELIVERY, f"version {version}", started, ended, engines=serving)

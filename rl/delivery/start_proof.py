@@ -27,12 +27,11 @@ import torch
 from espalier.models.precision import FP32
 from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.delivery.receipts import StaleWeights
-from espalier.rl.probes.canary import Canary, representatives, way_to
+from espalier.rl.probes.canary import ENOUGH_TOKENS, Canary, representatives, way_to
 from espalier.rl.probes.rounding import FLOOR, rounds_nothing
 
 log = logging.getLogger(__name__)
 
-FEW_TOKENS = 128  # of the responses that copies are computed of first: a quarter of eight canaries of 64
 _PART = 0.2  # of the way to a stale parameter's log-probs, from where on an engine may lie there
 _UNSURE = 0.1  # standard error of that part, from where on it says nothing
 _SURE = 5.0  # standard errors
@@ -151,7 +150,7 @@ def _doubt(share: float, unsure: float) -> float:
 
 
 def scratch_copy(
-    weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int, tokens: int = FEW_TOKENS
+    weights: PolicyWeights, canaries: Sequence[Canary], dtype: torch.dtype, seed: int, tokens: int = ENOUGH_TOKENS
 ) -> Scratch:
     """Return perturbed weights in which, where that can be, every representative is distinguished from the rounding
     of an engine that computes in `dtype`: by the first canaries, as many as have at least so many response `tokens`,

@@ -35,8 +35,9 @@ from espalier.rl.delivery.following_engines import FollowingEngines
 from espalier.rl.delivery.live_engine import LiveEngine, StampedEngine
 from espalier.rl.delivery.policy_weights import PolicyWeights, weights_of
 from espalier.rl.delivery.receipts import StaleWeights
-from espalier.rl.delivery.start_proof import FEW_TOKENS, Answer, read_answer, scratch_copy
+from espalier.rl.delivery.start_proof import Answer, read_answer, scratch_copy
 from espalier.rl.probes.canary import (
+    ENOUGH_TOKENS,
     Canary,
     Unproven,
     canary_gap,
@@ -208,7 +209,7 @@ class WeightSync(FollowingEngines):
         """
         weights = weights_of(policy)
         for attempt in range(_MAX_ATTEMPTS):
-            tokens = FEW_TOKENS if attempt == 0 else sys.maxsize
+            tokens = ENOUGH_TOKENS if attempt == 0 else sys.maxsize
             scratch = scratch_copy(weights, self.canaries, self.computes_in, seed + attempt, tokens)
             before = dict(await self.canary_logprobs())
             await self.deliver(scratch.weights)

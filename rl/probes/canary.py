@@ -18,6 +18,7 @@ from espalier.rl.probes.rounding import FLOOR
 
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
 MAX_LOGITS = 2**27  # positions x vocabulary of one pass: with what is read off them 2.5 GiB in float32
+ENOUGH_TOKENS = 128  # of responses, to prove a delivery on and to compute copies of first (`delivery.start_proof`)
 _FEWEST_TOKENS = 5  # that must say of an engine that it computes as the version before
 
 
@@ -27,6 +28,18 @@ class Canary:
 
     ids: list[int]
     start: int
+
+
+def few_canaries(canaries: Sequence[Canary], num_rollouts: int) -> list[Canary]:
+    """Return the first of them, so many that they cost little beside an iteration of `num_rollouts`: an eighth as many,
+    but two at least, with `ENOUGH_TOKENS` of responses."""
+    kept: list[Canary] = []
+    for canary in canaries:
+        num_tokens = sum(len(one.ids) - one.start for one in kept)
+        if len(kept) >= max(2, num_rollouts // 8) and num_tokens >= ENOUGH_TOKENS:
+            break
+        kept.append(canary)
+    return kept
 
 
 class Scores(NamedTuple):

@@ -23,7 +23,7 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.delivery import policy_weights, start_proof, weight_sync
 from espalier.rl.delivery.receipts import StaleWeights
-from espalier.rl.delivery.start_proof import FEW_TOKENS, Scratch
+from espalier.rl.delivery.start_proof import Scratch
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, logprob_gap, make_experience
@@ -31,7 +31,7 @@ from espalier.rl.group_scores import score
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.probes.canary import Canary, canary_scores, representatives
+from espalier.rl.probes.canary import ENOUGH_TOKENS, Canary, canary_scores, few_canaries, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.problem_order import draw_problems
@@ -428,10 +428,37 @@ def test_one_stale_engine_of_several_is_caught(
     told = rf"delivery does not reach the whole engine \(engine {stale_number}\)"
     with pytest.raises(StaleWeights, match=told):
         asyncio.run(sync.prove_delivery(model))
-    assert tokens == [FEW_TOKENS, sys.maxsize, sys.maxsize], "what few refuse, all are asked of"
+    assert tokens == [ENOUGH_TOKENS, sys.maxsize, sys.maxsize], "what few refuse, all are asked of"
     whole = make_sync(FakeEngine(tiny_policy), FakeEngine(tiny_policy))
     assert asyncio.run(whole.sync(model, version=3))["canary_gap"] < 1e-3
     asyncio.run(whole.prove_delivery(model))
+
+
+def test_few_rollouts_are_held_against_few_canaries() -> None:
+    long, short = [[Canary([0] * (5 + number), 5)] * 8 for number in (100, 10)]
+    assert [len(few_canaries(long, number)) for number in (4, 16, 24, 64, 512)] == [2, 2, 3, 8, 8]
+    assert len(few_canaries(short, 16)) == 8, "all of them have 80 tokens"
+    assert len(few_canaries([Canary([0] * 45, 5)] * 8, 16)) == 4, "with 128 tokens at least"
+    assert few_canaries(long[:1], 16) == long[:1]
+
+
+def test_the_start_is_proven_on_all_canaries_and_a_delivery_on_few(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.rl.probes.canary.ENOUGH_TOKENS", 1)
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", num_iterations=1)
+    sync, asked = trainer.delivery.sync, list[tuple[str, int]]()
+    for name in ("prove_delivery", "sync", "prove"):
+        call = getattr(sync, name)
+
+        async def noted(*arguments: Any, name: str = name, call: Any = call) -> Any:
+            asked.append((name, len(sync.canaries)))
+            return await call(*arguments)
+
+        monkeypatch.setattr(sync, name, noted)
+    trainer.run()
+    assert asked[:2] == [("prove_delivery", 8), ("sync", 3)], "an iteration has 24 rollouts"
+    assert {number for _, number in asked[1:]} == {3}
 
 
 def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> None:

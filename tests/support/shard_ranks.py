@@ -162,7 +162,7 @@ def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path
             assert_equal(taking.found, dict(pairs[1][1].items()))
     weights.calls.ask("rest")
     assert_equal(parts_of(engine), before)
-    weight_sync.FEW_TOKENS = len(CANARIES[0].ids) - CANARIES[0].start  # the second is asked where that one does not do
+    weight_sync.ENOUGH_TOKENS = len(CANARIES[0].ids) - CANARIES[0].start  # else the second is asked
     with BackgroundLoop() as loop:
         for stale, named in ((None, ""), ("lm_head.weight", "from a stale lm_head.weight")):
             sync = sync_to(engine_with_own_head(path, [stale] if stale else []))
