@@ -50,11 +50,12 @@ class GroupScores:
     _new: list[RolloutGroup] = field(default_factory=list, init=False)
     _scored: dict[str, RolloutGroup] = field(default_factory=dict, init=False)
     _work: asyncio.Task[None] | None = field(default=None, init=False)
+    _is_over: bool = field(default=False, init=False)
 
     def add(self, group: RolloutGroup) -> None:
         """Score a group that has just been drawn, together with those that finish meanwhile. Raises what the reward
         raised for an earlier one."""
-        if self.waits:
+        if self.waits or self._is_over:
             return
         self._new.append(group)
         if self._work is None or self._work.done():
@@ -67,7 +68,8 @@ class GroupScores:
             groups, self._new = self._new, []
             scored = await asyncio.to_thread(score, groups, self.reward)
             self._scored |= {group.problem.id: group for group in scored}
-            await self.on_scored(scored)
+            if not self._is_over:
+                await self.on_scored(scored)
 
     async def finish(self, groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], float]:
         """Return (`groups` with their scores, in order; the seconds that this was waited for)."""
@@ -82,6 +84,7 @@ class GroupScores:
 
     async def give_up(self) -> None:
         """Return once nothing is scored any more, after a minute at most; what is not begun stays undone."""
+        self._is_over = True
         self._new.clear()
         if self._work is not None:
             await asyncio.wait([self._work], timeout=_GIVE_UP_SECONDS)

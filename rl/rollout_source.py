@@ -4,11 +4,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from espalier.data.prompt_window import fit_window
@@ -25,6 +23,7 @@ from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.problem_order import draw_problems
 from espalier.rl.rank_watch import VerifierWatch
+from espalier.rl.replacements import Asked, Drawn, needed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
 from espalier.rl.rollout_filters import RolloutFilter
@@ -109,27 +108,14 @@ class DrawnBatch:
 
 
 @dataclass
-class _Asked:
-    """What is asked for one batch, in parts: those who may be asked (`candidates`) are taken in their order."""
-
-    candidates: Iterator[tuple[str, Problem]]
-    parts: list[asyncio.Task[tuple[list[RolloutGroup], list[Refusal]]]] = field(default_factory=list)
-
-    async def give_up(self) -> None:
-        """Cancel what still runs."""
-        for part in self.parts:
-            part.cancel()
-        await asyncio.gather(*self.parts, return_exceptions=True)
-
-
-@dataclass
 class SampledGroups:
     """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`.
 
     Iteration i trains on the batch of problems that (seed, i) draws, always. That batch is begun when the policy has
     version i - `rollout.max_staleness`, so no token is older than that, whatever is slow; with 0 nothing is drawn while
     the policy is trained. Batches that are drawn ahead go on in the background; within a batch every group whose
-    rewards agree is replaced as soon as it is scored, where that is asked for, by a group of another problem; where too
+    rewards agree is replaced as soon as it is scored, where that is asked for, by a group of another problem
+    (`rl.replacements`); where too
     few differ in the end, groups that agree fill up. Of what is left a filter, where there is one, keeps some of every
     group.
 
@@ -151,7 +137,7 @@ class SampledGroups:
     """None: the rollouts of a group are independent."""
     valued_by: NamesCompletions | None = None
     """Whose completions of a scored group are begun while other groups are drawn, where it is certain that this group
-    is trained on, and by this version: nothing is drawn ahead or filtered, and the group is not to be replaced."""
+    is trained on, and by this version: nothing is drawn ahead, replaced or filtered."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -192,15 +178,18 @@ class SampledGroups:
         if config.rollout.max_staleness == 0:  # else it went on beside training
             clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
+        if config.rollout.dynamic_sampling_rounds > 0:
+            groups = needed(groups, config.rollout.num_problems, self._is_good)
+            self.ledger.agreeing += tokens_of(batch.groups) - tokens_of(groups)
         self._cut.look(groups)
         measured = describe_rewards(groups) | self._verifier.look(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
-        measured["rollout/drawn_tokens"] = float(tokens_of(groups))
+        measured["rollout/drawn_tokens"] = float(tokens_of(batch.groups))
         measured |= self._count_gone()
         self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
-            order = sorted(groups, key=lambda group: (self._is_replaceable(group), agrees(group)))  # stable: as drawn
+            order = sorted(groups, key=lambda group: (not self._is_good(group), agrees(group)))  # stable: as drawn
             kept = order[: config.rollout.num_problems]
             self.ledger.agreeing += tokens_of(groups) - tokens_of(kept)
             groups = kept
@@ -221,8 +210,10 @@ class SampledGroups:
             measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
 
-    def _is_replaceable(self, group: RolloutGroup) -> bool:
-        return is_replaceable(group, self.config.rollout.accuracy_range)
+    def _is_good(self, group: RolloutGroup) -> bool:
+        """Say whether a group is not replaced, for what its rewards say."""
+        rollout = self.config.rollout
+        return rollout.dynamic_sampling_rounds == 0 or not is_replaceable(group, rollout.accuracy_range)
 
     def _count_gone(self) -> dict[str, float]:
         """Return what engines of the run's own that are gone cost since the last call."""
@@ -261,16 +252,21 @@ class SampledGroups:
         """Return the batch of this iteration."""
         rollout, batch, begun = self.config.rollout, DrawnBatch(), time.monotonic()
         waits = self.tree is not None or computes_here(self.reward)
-        asked = _Asked(self._candidates(iteration))
+
+        def draw(problems: list[Problem], name: str) -> Coroutine[Any, Any, Drawn]:
+            return self.sampler.draw(
+                problems, self.params, name, lambda: self._version, self._gate, on_group=scores.add
+            )
 
         async def look(groups: Sequence[RolloutGroup]) -> None:
-            self._replace(groups, asked, scores)
+            asked.look(groups)
             await self._begin_completions(groups)
 
         scores = GroupScores(self.reward, waits, look)
+        asked = Asked(rollout.num_problems, self._candidates(iteration), draw, self._is_good)
         self._begins(iteration)
         try:
-            self._ask(rollout.num_problems, asked, scores)
+            asked.ask()
             for part in asked.parts:  # grows meanwhile
                 drawn, refused = await part
                 if self.tree is not None:
@@ -278,21 +274,22 @@ class SampledGroups:
                 self.ledger.generated += tokens_of(drawn)
                 self._waiting[iteration] = self._waiting.get(iteration, 0) + tokens_of(drawn)
                 batch.refused += refused
-                num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
-                check_refused(batch.refused, num_asked, rollout.max_refused_share)
-                if rollout.dynamic_sampling_rounds > 0:
-                    self._ask(len(refused), asked, scores)
+                if part is asked.parts[0]:
+                    check_refused(batch.refused, len(drawn) + len(refused), rollout.max_refused_share)
+                is_drawn = asked.is_drawn
                 scored, seconds = await scores.finish(drawn)
-                if waits:
-                    self._replace(scored, asked, scores)
+                asked.look(scored if waits else [], len(refused))
                 batch.groups += scored
-                batch.reward_seconds += seconds
+                batch.reward_seconds += seconds if is_drawn else 0.0
+            if len(asked.parts) > 1:
+                num_asked = len(batch.groups) + len(batch.refused)
+                check_refused(batch.refused, num_asked, rollout.max_refused_share)
         except BaseException:
+            await asked.give_up()
             await scores.give_up()
             await self.sampler.give_up_begun()
             raise
         finally:
-            await asked.give_up()
             await scores.give_up()
             self._ends(iteration)
         ended = time.monotonic()
@@ -312,30 +309,14 @@ class SampledGroups:
             )
             yield from ((name, problem) for problem in drawn)
 
-    def _ask(self, number: int, asked: _Asked, scores: GroupScores) -> None:
-        """Begin to ask the next candidates, as many as are left of `number`."""
-        for name, rows in groupby(islice(asked.candidates, number), itemgetter(0)):
-            problems = [problem for _, problem in rows]
-            call = self.sampler.draw(
-                problems, self.params, name, lambda: self._version, self._gate, on_group=scores.add
-            )
-            asked.parts.append(asyncio.create_task(call))
-
-    def _replace(self, groups: Sequence[RolloutGroup], asked: _Asked, scores: GroupScores) -> None:
-        """Ask one more for every group that is to be replaced. Whatever finishes first, those asked in the end are the
-        shortest row of candidates that has enough others."""
-        if self.config.rollout.dynamic_sampling_rounds > 0:
-            self._ask(sum(self._is_replaceable(group) for group in groups), asked, scores)
-
     async def _begin_completions(self, groups: Sequence[RolloutGroup]) -> None:
         """Ask for the completions of groups that the estimator is going to ask for."""
         rollout, estimator = self.config.rollout, self.valued_by
-        if estimator is None or rollout.max_staleness > 0 or self.rollout_filter is not None:
+        is_kept = rollout.max_staleness == 0 and rollout.dynamic_sampling_rounds == 0 and self.rollout_filter is None
+        if estimator is None or not is_kept:
             return
         text_of = decode(self.sampler.tokenizer)
         for group in groups:
-            if rollout.dynamic_sampling_rounds > 0 and self._is_replaceable(group):
-                continue
             found = await asyncio.to_thread(estimator.first_completions, group, text_of, self.params)
             states, params = [state for state, _ in found], [one for _, one in found]
             self.sampler.begin_completions(states, params, self._gate)

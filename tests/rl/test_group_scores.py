@@ -1,7 +1,6 @@
 """Groups scored, and valued, while others of their batch are still drawn."""
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -21,15 +20,12 @@ from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.group_scores import computes_here
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
-from espalier.rl.metrics import agrees
 from espalier.rl.probes.checks import ProbeFailed
-from espalier.rl.problem_order import draw_problems
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_source import SampledGroups
-from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams
 from tests.support.rl_cases import PARAMS, FakeClient
 from tests.support.root_config import root_config
 
@@ -186,125 +182,14 @@ def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_chan
     assert len(states) == len(set(states)) == found[True].metrics["num_states"]  # nothing is asked twice
 
 
-def test_nothing_is_completed_early_where_another_version_may_train_on_it(task: WordArithmetic, tokenizer: Any) -> None:
+@pytest.mark.parametrize("settings", [{"dynamic_sampling_rounds": 1}, {"max_staleness": 1}])
+def test_nothing_is_completed_early_where_a_group_may_not_be_trained_on(
+    settings: dict[str, int], task: WordArithmetic, tokenizer: Any
+) -> None:
     client = FakeClient(tokenizer, num_lines=2)
     estimator = VinePPO(2, "sampled")
     estimator.first_completions = None  # type: ignore[assignment]  # who asks it fails
-    estimate_of(client, task, tokenizer, estimator, True, max_staleness=1)
-
-
-def test_groups_that_are_to_be_replaced_are_not_completed_early(task: WordArithmetic, tokenizer: Any) -> None:
-    asked: list[str] = []
-    estimator = VinePPO(2, "sampled")
-    first_completions = estimator.first_completions
-
-    def noted(group: RolloutGroup, *rest: Any) -> Any:
-        asked.append(group.problem.id)
-        return first_completions(group, *rest)
-
-    estimator.first_completions = noted  # type: ignore[method-assign]
-    estimate_of(FakeClient(tokenizer, num_lines=2), task, tokenizer, estimator, True, dynamic_sampling_rounds=1)
-    with BackgroundLoop() as loop:
-        source = source_of(FakeClient(tokenizer, num_lines=2), task, tokenizer, OutcomeReward(), loop)
-        source.config = replace(source.config, rollout=replace(source.config.rollout, dynamic_sampling_rounds=1))
-        differing = {group.problem.id for group in source(0) if not agrees(group)}
-    assert set(asked) == differing != set()
-
-
-# --- groups that agree are replaced ---------------------------------------------------------------------------------
-
-
-class Slow(FakeClient):
-    """Answers after a time that (`seed`, request) draws; refuses the problems of `refused`; notes all requests."""
-
-    def __init__(self, tokenizer: Any, seed: int, refused: Sequence[str] = ()):
-        super().__init__(tokenizer)
-        self.seed, self.refused, self.asked = seed, refused, list[str]()
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        self.asked.append(request.id)
-        await asyncio.sleep(0.02 * random.Random(f"{self.seed} {request.id}").random())
-        if request.id.split("/", 1)[1] in self.refused:
-            raise Refused("too long")
-        return await super().sample(request, params)
-
-
-class OutcomesOfANetwork(OutcomeReward):
-    """Waits for whole batches."""
-
-    def to(self, device: torch.device) -> None: ...
-
-    def networks(self) -> dict[str, Any]:
-        return {"judge": torch.nn.Linear(1, 1)}
-
-
-def replacing(source: SampledGroups, rounds: int) -> SampledGroups:
-    rollout = replace(source.config.rollout, dynamic_sampling_rounds=rounds, max_refused_share=0.5)
-    source.config = replace(source.config, rollout=rollout)
-    return source
-
-
-def by_hand(task: WordArithmetic, tokenizer: Any, rounds: int, refused: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(requests of the shortest row of candidates with NUM groups that differ, or of all; the problems trained on)"""
-    client, problems, asked, different, alike = FakeClient(tokenizer), list(task.problems("train"))[:20], [], [], []
-    for number in range(rounds + 1):
-        for problem in draw_problems(problems, NUM, 3, 0, number):
-            if len(different) == NUM:
-                break
-            name = f"rl-0-{number}/{problem.id}" if number else f"rl-0/{problem.id}"
-            asked.append(name)
-            if problem.id in refused:
-                continue
-            samples = asyncio.run(client.sample(SampleRequest(name, "", []), PARAMS))
-            is_right = {sample.text == f"#### {problem.gold}" for sample in samples}
-            (different if len(is_right) == 2 else alike).append(problem.id)
-    return asked, [*different, *alike][:NUM]
-
-
-@pytest.mark.parametrize("num_refused", [0, 2])
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("reward", [OutcomeReward(), OutcomesOfANetwork()])
-def test_as_few_are_asked_as_have_enough_that_differ_and_what_finishes_first_changes_nothing(
-    reward: OutcomeReward, rounds: int, num_refused: int, task: WordArithmetic, tokenizer: Any
-) -> None:
-    refused = [one.id for one in draw_problems(list(task.problems("train"))[:20], NUM, 3, 0)[1 : 1 + num_refused]]
-    asked, trained = by_hand(task, tokenizer, rounds, refused)
-    assert len(asked) > NUM
-    for seed in range(4):
-        client = Slow(tokenizer, seed, refused)
-        with BackgroundLoop() as loop:
-            source = replacing(source_of(client, task, tokenizer, reward, loop), rounds)
-            groups = source(0)
-        assert sorted(client.asked) == sorted(asked)
-        assert [group.problem.id for group in groups] == trained
-        assert source.ledger.generated == sum(source.ledger.trained.values()) + source.ledger.agreeing
-
-
-def test_a_group_that_agrees_is_replaced_while_others_are_drawn(task: WordArithmetic, tokenizer: Any) -> None:
-    class Waits(FakeClient):
-        """Answers the first candidate when a replacement has been asked for."""
-
-        has_replacement = False
-
-        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-            self.has_replacement |= request.id.startswith("rl-0-1/")
-            end = time.monotonic() + 10
-            while request.id == first and not self.has_replacement:
-                assert time.monotonic() < end, "nothing is replaced before all is drawn"
-                await asyncio.sleep(0.005)
-            return await super().sample(request, params)
-
-    first = by_hand(task, tokenizer, 1, [])[0][0]
-    with BackgroundLoop() as loop:
-        assert len(replacing(source_of(Waits(tokenizer), task, tokenizer, OutcomeReward(), loop), 1)(0)) == NUM
-
-
-def test_a_replacement_that_fails_ends_the_run_and_what_is_still_drawn(task: WordArithmetic, tokenizer: Any) -> None:
-    client = FakeClient(tokenizer, dies_at="rl-0-1")
-    with BackgroundLoop() as loop:
-        with pytest.raises(ServerGone, match="the server has died"):
-            replacing(source_of(client, task, tokenizer, OutcomeReward(), loop), 1)(0)
-        assert client.num_open == 0
+    estimate_of(client, task, tokenizer, estimator, True, **settings)
 
 
 def test_completions_that_were_begun_and_are_not_asked_for_end_the_run(task: WordArithmetic, tokenizer: Any) -> None:

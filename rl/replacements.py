@@ -1,0 +1,84 @@
+"""Dynamic sampling (DAPO, Yu et al. 2025): groups that teach nothing are replaced by groups of other problems, while
+others of their batch are still drawn.
+
+Candidates stand in an order that seed and iteration give. Those trained on are the first that differ, `wanted` of them:
+the same whatever finishes first. How many are asked follows from how many of those scored so far differ, so that few
+rollouts are drawn one behind the other, and few in vain: what is asked behind the last one that is trained on is
+surplus.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
+
+from espalier.data.records import Problem
+from espalier.rl.rollout_checks import Refusal
+from espalier.rl.types import RolloutGroup
+
+Drawn = tuple[list[RolloutGroup], list[Refusal]]
+
+
+def num_to_ask(wanted: int, asked: int, scored: int, good: int) -> int:
+    """Return how many more to ask where `good` of `scored` groups differ and `asked` were asked: as many as make it
+    likely that `wanted` differ, by the share of those scored and a quarter of `wanted` that are taken to differ."""
+    missing, assumed = wanted - good, wanted / 4
+    if missing <= 0:
+        return 0
+    share = (good + assumed) / (scored + assumed)
+    return max(0, math.ceil(missing / share) - (asked - scored))
+
+
+def needed(groups: Sequence[RolloutGroup], wanted: int, is_good: Callable[[RolloutGroup], bool]) -> list[RolloutGroup]:
+    """Return the groups, in the order of candidates, up to the last of the first `wanted` good ones; all where there
+    are fewer."""
+    good = [index for index, group in enumerate(groups) if is_good(group)]
+    return list(groups[: good[wanted - 1] + 1] if len(good) >= wanted else groups)
+
+
+@dataclass
+class Asked:
+    """What is asked for one batch. `candidates`: (name, problem) in order; `draw` asks problems under a name; `is_good`
+    says which groups are no candidates for replacement."""
+
+    wanted: int
+    candidates: Iterator[tuple[str, Problem]]
+    draw: Callable[[list[Problem], str], Coroutine[Any, Any, Drawn]]
+    is_good: Callable[[RolloutGroup], bool]
+    parts: list[asyncio.Task[Drawn]] = field(default_factory=list)
+    """In the order of candidates; they grow until enough groups differ, or no candidate is left."""
+    _num_asked: int = 0
+    _num_scored: int = 0
+    _num_good: int = 0
+    _is_over: bool = False
+
+    def ask(self) -> None:
+        """Begin to ask as many more as are wanted now, as far as there are candidates."""
+        number = num_to_ask(self.wanted, self._num_asked, self._num_scored, self._num_good)
+        if self._is_over:
+            return
+        for name, rows in groupby(islice(self.candidates, number), itemgetter(0)):
+            problems = [problem for _, problem in rows]
+            self._num_asked += len(problems)
+            self.parts.append(asyncio.create_task(self.draw(problems, name)))
+
+    def look(self, groups: Sequence[RolloutGroup], num_refused: int = 0) -> None:
+        """Take in scored groups and refusals, and ask more in their place."""
+        self._num_scored += len(groups) + num_refused
+        self._num_good += sum(map(self.is_good, groups))
+        self.ask()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether nothing is asked any more for now."""
+        return all(part.done() for part in self.parts)
+
+    async def give_up(self) -> None:
+        """Cancel what still runs, and ask nothing more."""
+        self._is_over = True
+        for part in self.parts:
+            part.cancel()
+        await asyncio.gather(*self.parts, return_exceptions=True)
