@@ -55,7 +55,8 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """A prompt and the response to imitate, as text (TRL's prompt-completion layout)."""
+    """A prompt and the response to imitate, as text (TRL's prompt-completion layout). Where the response judges a
+    solution, as a verifier's do, `problem_id` is that of the solution; else it is left out."""
 
     id: str
     """unique in the file"""
@@ -64,7 +65,7 @@ class Demonstration:
     completion: str
     """the response"""
     problem_id: str = ""
-    """of a verifier's demonstration: the problem whose solution is judged"""
+    """the problem's id"""
 
 
 @dataclasses.dataclass(frozen=True)

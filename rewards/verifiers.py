@@ -3,41 +3,52 @@
 
 As with verifiable rewards (Lambert et al. 2024, "Tulu 3"): a verifier adds `scale` times its score times its weight.
 The gold of a trajectory says what is checked, so nothing beside it can be shifted against it. A row that names a judge
-is asked about beside what can be checked: the judge is another reward with scores from 0 to 1, which sees the row's
-ground truth as the right answer.
+is asked about beside what can be checked, and the judge sees the row's ground truth as the right answer.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from espalier.data.answers.grade import Gold
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.sources import BadRow
-from espalier.data.verifiers.verify import Judged, Verdict, judged, verify
-from espalier.rewards.score import ChecksProblems, HoldsEngines, Reward, Score
+from espalier.data.verifiers.verify import JUDGE, Judged, Verdict, has_answer, judged, verify
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.score import VERIFIER, Reward, Score
+from espalier.rewards.written_verdicts import WrittenVerdictReward
+
+log = logging.getLogger(__name__)
+_REMEDY = "choose reward=verifiers_and_judge"
 
 
 @dataclass(frozen=True)
 class VerifierReward:
     """`scale` is what a full score of weight 1 is worth; `judge` scores the rows that name one. The parts are mean
-    scores by the verifier's name, and the judge's own."""
+    scores by the verifier's name, and the judge's own: its mean is `verifier` where the row has an answer that the
+    grader reads too, else `judge`, since a right form says nothing of it.
+
+    Raises BadInput on a judge that is not asked elsewhere.
+    """
 
     scale: float = 1.0
-    judge: Reward | None = None
+    judge: WrittenVerdictReward | None = None
+
+    def __post_init__(self) -> None:
+        if self.judge is not None and not isinstance(self.judge, WrittenVerdictReward):
+            raise BadInput("the judge of verifiers is a rewards.written_verdicts.WrittenVerdictReward: give a reward "
+                           "with networks of its own a term beside it (reward.terms)")  # fmt: skip
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Raise BadInput on a problem whose judge is not there, or cannot judge it."""
-        asked = [(problem, self._judged(problem.gold, f"problem {problem.id}")) for problem in problems]
-        named = [replace(problem, gold=one.reference) for problem, one in asked if one is not None]
-        if named and self.judge is None:
-            raise BadInput(f"{len(named)} of {len(problems)} problems name a judge ('{named[0].id}' is the first), and "
-                           "the reward has none: choose reward=verifiers_and_judge")  # fmt: skip
-        if isinstance(self.judge, ChecksProblems):
-            self.judge.check_problems(named)
+        """Raise BadInput on a problem that names no verifiers, or whose judge cannot judge it."""
+        asked = [(problem, _judged(problem.gold, f"problem {problem.id}")) for problem in problems]
+        if self.judge is not None:
+            self.judge.check_problems([replace(problem, gold=one.reference) for problem, one in asked if one])
 
     def close(self) -> None:
         """End what the judge has started."""
-        if isinstance(self.judge, HoldsEngines):
+        if self.judge is not None:
             self.judge.close()
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -46,19 +57,21 @@ class VerifierReward:
         Raises BadInput where a gold names no verifiers, or a judge that is not there.
         """
         scores = [self._score(trajectory) for trajectory in trajectories]
-        named = [self._judged(row.gold, f"trajectory {row.id}") for row in trajectories]
+        named = [_judged(row.gold, f"trajectory {row.id}") for row in trajectories]
         rows = [replace(row, gold=one.reference) for row, one in zip(trajectories, named, strict=True) if one]
         if not rows:
             return scores
         if self.judge is None:
-            raise BadInput(f"reward=verifiers, trajectory {rows[0].id}: it names a judge: choose "
-                           "reward=verifiers_and_judge")  # fmt: skip
+            raise BadInput(f"reward=verifiers, trajectory {rows[0].id}: it names a judge: {_REMEDY}")
         verdicts = iter(self.judge(rows))
-        return [score if one is None else self._with(score, one.weight, next(verdicts))
-                for score, one in zip(scores, named, strict=True)]  # fmt: skip
+        return [score if one is None else self._with(score, one.weight, next(verdicts), str(row.gold))
+                for row, score, one in zip(trajectories, scores, named, strict=True)]  # fmt: skip
 
-    def _with(self, score: Score, weight: float, verdict: Score) -> Score:
-        return Score(score.outcome + self.scale * weight * verdict.outcome, parts={**verdict.parts, **score.parts})
+    def _with(self, score: Score, weight: float, verdict: Score, gold: str) -> Score:
+        parts = dict(verdict.parts)
+        if VERIFIER in parts and not has_answer(gold):
+            parts[JUDGE] = parts.pop(VERIFIER)
+        return Score(score.outcome + self.scale * weight * verdict.outcome, parts={**parts, **score.parts})
 
     def _score(self, trajectory: Trajectory) -> Score:
         gold = trajectory.gold
@@ -69,12 +82,26 @@ class VerifierReward:
         outcome = self.scale * sum(verdict.weight * verdict.result.score for verdict in verdicts)
         return Score(outcome, parts=mean_scores(verdicts))
 
-    @staticmethod
-    def _judged(gold: object, of: str) -> Judged | None:
-        try:
-            return judged(gold if isinstance(gold, str) else "")
-        except BadRow as error:
-            raise BadInput(f"reward=verifiers, {of}: {error}") from None
+
+def _judged(gold: Gold, of: str) -> Judged | None:
+    try:
+        return judged(gold if isinstance(gold, str) else "")
+    except BadRow as error:
+        raise BadInput(f"reward=verifiers, {of}: {error}") from None
+
+
+def check_judges(problems: Sequence[Problem], reward: Reward) -> None:
+    """Hold problems with verifiers against a run's reward: raise BadInput where some name a judge and nothing asks one,
+    and warn where a judge is there and none names it."""
+    terms = [reward, *(reward.terms.values() if isinstance(reward, ComposedReward) else ())]
+    has_judge = any(isinstance(term, VerifierReward) and term.judge is not None for term in terms)
+    named = [problem.id for problem in problems if _judged(problem.gold, f"problem {problem.id}") is not None]
+    if named and not has_judge:
+        raise BadInput(f"{len(named)} of {len(problems)} problems name a judge ('{named[0]}' is the first), and the "
+                       f"reward asks none: {_REMEDY}")  # fmt: skip
+    if has_judge and not named:
+        log.warning("the reward has a judge for verifiers, and none of %d problems names one: it is never asked",
+                    len(problems))  # fmt: skip
 
 
 def mean_scores(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from espalier.data.tasks.verifiable import VerifiableProblems
 from espalier.models.inputs import network
 from espalier.models.load import max_length_of
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.score import ChecksProblems, HoldsModels, Reward
+from espalier.rewards.verifiers import check_judges
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.live_engine import LiveEngine
@@ -137,6 +139,8 @@ def assemble(
     that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), BackgroundLoop()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
+    if isinstance(sampler.task, VerifiableProblems):
+        check_judges(problems.train, reward)
     if isinstance(reward, ChecksProblems):
         reward.check_problems(problems.train)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)

@@ -72,7 +72,7 @@ def asked_runs(
         rates = dict.fromkeys(pairs, arguments.learning_rate) | rates
     untuned = [pair for pair in pairs if pair not in rates]
     if untuned:
-        names = ", ".join(f"{method} on {cell}" for cell, method in untuned[:4])
+        names = ", ".join(f"{method} on {plan.cells[cell].rates_of or cell}" for cell, method in untuned[:4])
         print(f"warning: {len(untuned)} without a learning rate are left out ({names}): run --tune first, or give "
               "--learning-rate", file=sys.stderr)  # fmt: skip
     return benchmark_runs(cells, methods, arguments.seeds, rates)

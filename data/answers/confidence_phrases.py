@@ -2,7 +2,7 @@
 biographies. What is said plainly has the confidence 1.
 
 The table has no negations. "Not likely" counts as "unlikely" here, "not unlikely" as "likely", and what is "not
-possible" or "impossible" as "almost impossible"."""
+possible" or "impossible that" as "almost impossible"."""
 
 import re
 
@@ -32,11 +32,11 @@ OPPOSITES = {
     "impossible": "possible",
 }
 _PERCENT = re.compile(r"\b([0-9]+(?:\.[0-9]+)?)\s*(?:%|percent\b|per cent\b)")
-_NEGATED = (
-    r"(?:\bnot|n't|\bnever)\s+(?:(?:very|at\s+all|all\s+that|so|too|quite|really)\s+)*(" + "|".join(OPPOSITES) + r")\b"
-)
-_STATED = r"\b(" + "|".join(sorted(map(re.escape, [*PHRASES, "impossible"]), key=len, reverse=True)) + r")\b"
-_WORDS = re.compile(f"{_NEGATED}|{_STATED}", re.IGNORECASE)
+_HOW = r"\s+(?:(?:very|at\s+all|all\s+that|so|too|quite|really)\s+)*"
+_NEGATED = r"(?:(?<!\bif )\bnot|n't|\bnever)" + _HOW + "(" + "|".join(OPPOSITES) + r")\b"
+_STATED = r"\b(" + "|".join(sorted(map(re.escape, PHRASES), key=len, reverse=True)) + r")\b"
+_IMPOSSIBLE = r"\b(?:is|was|are|were|be|been|seems|seemed)\s+(impossible)\s+that\b"  # in a title it states nothing
+_WORDS = re.compile(f"{_NEGATED}|{_STATED}|{_IMPOSSIBLE}", re.IGNORECASE)
 
 
 def phrase_confidence(text: str) -> float:
@@ -53,6 +53,7 @@ def word_confidence(text: str) -> float:
     return min((_of_words(*found) for found in _WORDS.findall(text.replace("’", "'"))), default=1.0)
 
 
-def _of_words(negated: str, stated: str) -> float:
-    phrase = OPPOSITES[negated.lower()] if negated else stated.lower()
-    return PHRASES["almost impossible" if phrase == "impossible" else phrase]
+def _of_words(negated: str, stated: str, impossible: str) -> float:
+    if impossible:
+        return PHRASES["almost impossible"]
+    return PHRASES[OPPOSITES[negated.lower()] if negated else stated.lower()]

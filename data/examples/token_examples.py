@@ -197,6 +197,12 @@ class DemonstrationExamples:
     def load(self, tokenizer: Any) -> list[TokenExample]:
         """Return examples in file order."""
         records = read_records(Demonstration, self.path)
+        num_named = sum(bool(row.problem_id) for row in records)
+        if 0 < num_named < len(records):
+            log.warning("%s: %d of %d demonstrations name no problem, so the model will not say which it learned to "
+                        "judge: make these again (problems/verifier_demonstrations)", self.path,
+                        len(records) - num_named, len(records))  # fmt: skip
+            records = [replace(row, problem_id="") for row in records]
         examples = encode_demonstrations(tokenizer, records, self.path)
         long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
         short = f"are shorter than {self.min_completion_tokens} tokens"

@@ -155,6 +155,11 @@ def _of(gold: str, needs: Needs) -> list[tuple[Check, Verifier, Any]]:
     return [row for row in _read(gold) if row[1].needs == needs]
 
 
+def has_answer(gold: str) -> bool:
+    """Say whether a verifier of a weight above 0 reads an answer or runs a program. Raises BadRow on no verifiers."""
+    return any(check.weight > 0 and check.name in {**ANSWER_VERIFIERS, **CODE_VERIFIERS} for check, _, _ in _read(gold))
+
+
 def gold_answer(gold: str) -> str:
     """Return the ground truth of a gold with one verifier, of answers; "" of any other. Raises BadRow on none."""
     checks = _read(gold)

@@ -25,7 +25,7 @@ class OutcomeScore:
     score: float | None
     """a share in [0, 1], or log-odds; null where the scorer gave none that can be read"""
     is_seen: bool | None = None
-    """whether the scorer was trained on the problem; null where nobody knows"""
+    """whether the scorer learned to judge the problem; null where nobody knows"""
 
 
 @dataclass(frozen=True)

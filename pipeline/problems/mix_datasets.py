@@ -80,7 +80,7 @@ class MixDatasets:
             what = f"the name '{names.most_common(1)[0][0]}' stands twice" if names else "there is none"
             raise BadInput(f"stage.sources: {what}: give [{{name: ..., path: ..., amount: 1.0}}, ...]")
         for source in self._sources() if self.kind == "pair" else ():
-            if not source.path or source.verifier or source.rename:
+            if source != Source(source.name, source.amount, source.path) or not source.path:
                 raise BadInput(f"stage.sources, '{source.name}': pairs come from a file of PreferencePair alone (name, "
                                "path, amount): pairs/import_preferences makes one of what others publish")  # fmt: skip
 

@@ -240,6 +240,16 @@ def test_a_verifier_says_which_problems_it_was_trained_on_and_its_scores_say_who
     assert "1 of 1 problems were in the reward model's training set and look better" in caplog.text
 
 
+def test_a_verifier_does_not_say_which_problems_it_saw_where_only_some_are_named(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "verify.jsonl")
+    write_records(path, [Demonstration("v", "Q", " Yes", "a"), Demonstration("w", "Q", " No")])
+    examples = DemonstrationExamples(path, 64).load(load_tokenizer(folder))
+    assert [example.problem_id for example in examples] == ["", ""]
+    assert "1 of 2 demonstrations name no problem" in caplog.text
+
+
 def test_rationales_are_averaged_and_one_without_a_verdict_is_missing_not_a_no(folder: str, tmp_path: Path) -> None:
     written = [wrote(row.id, "I do not know.") for row in ROWS[1:]]
     votes = [f"Fine.\n**{Q} Yes**", f"Bad.\n{Q} No", "nothing", f"Good.\n{Q} Yes"]

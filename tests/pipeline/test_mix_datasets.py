@@ -128,7 +128,9 @@ def test_pairs_keep_both_sides_their_problem_and_their_scores(tmp_path: Path) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{"verifier": "gsm8k"}, {"rename": {"a": "b"}}, {"path": "", "hub": "h"}])
+@pytest.mark.parametrize(
+    "more", [{"verifier": "gsm8k"}, {"rename": {"a": "b"}}, {"path": "", "hub": "h"}, {"split": "test"}]
+)
 def test_pairs_come_from_files_of_pairs_alone(more: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="'a': pairs come from a file of PreferencePair alone"):
         MixDatasets([source(1.0, **more)], kind="pair")

@@ -12,8 +12,9 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.verifiers.verify import Check, write_checks
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.judge_scores import JudgeScores
+from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
-from espalier.rewards.verifiers import VerifierReward
+from espalier.rewards.verifiers import VerifierReward, check_judges
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import BudgetSpent, ServerGone
@@ -219,9 +220,41 @@ def test_a_row_that_its_judge_cannot_judge_ends_the_run_at_its_start(tmp_path: P
             shown.check_problems([Problem("c", "?", "")])
         assert not server.bodies
     without = ComposedReward({"verifiers": VerifierReward(10.0)})
-    with pytest.raises(BadInput, match=r"1 of 2 problems name a judge \('b' is the first\), and the reward has none"):
-        without.check_problems(problems)
     with pytest.raises(BadInput, match="trajectory b/0: it names a judge"):
         without([replace(RIGHT, id="b/0", problem_id="b", gold=str(problems[1].gold))])
     with pytest.raises(BadInput, match="problem d: the gold is no list of verifiers"):
         without.check_problems([Problem("d", "?", "4")])
+
+
+def test_a_judge_that_nobody_asks_ends_the_run_and_one_that_no_row_names_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = Problem("a", "?", write_checks([Check("gsm8k", "4")]))
+    judged = Problem("b", "?", write_checks([Check("gsm8k", "4"), Check("judge", "4")]))
+    for without in (OutcomeReward(), VerifierReward(), ComposedReward({"verifiers": VerifierReward(10.0)})):
+        with pytest.raises(
+            BadInput, match=r"1 of 2 problems name a judge \('b' is the first\), and the reward asks none"
+        ):
+            check_judges([plain, judged], without)
+        check_judges([plain], without)
+    with ChatServer(lambda number, body: chat_answer("Score: 1")) as server:
+        judge = beside_verifiers(server, tmp_path)
+        check_judges([plain, judged], judge)
+        assert not caplog.records
+        check_judges([plain], judge)
+    assert "none of 1 problems names one: it is never asked" in caplog.text
+
+
+def test_a_judges_score_is_held_against_the_grader_where_that_reads_an_answer(tmp_path: Path) -> None:
+    golds = {"gsm8k": [Check("gsm8k", "4"), Check("judge", "4")], "format": [Check("format", ""), Check("judge", "4")],
+             "judge": [Check("judge", "4")], "penalty": [Check("gsm8k", "4", -1.0), Check("judge", "4")]}  # fmt: skip
+    rows = [replace(RIGHT, problem_id=name, gold=write_checks(checks)) for name, checks in golds.items()]
+    with ChatServer(lambda number, body: chat_answer("Score: 7")) as server:
+        scores = beside_verifiers(server, tmp_path)(rows)
+    assert [score.parts.get("verifier") for score in scores] == [0.7, None, None, None]
+    assert [score.parts.get("judge") for score in scores] == [None, 0.7, 0.7, 0.7]
+
+
+def test_a_judge_with_networks_of_its_own_is_no_judge_of_verifiers() -> None:
+    with pytest.raises(BadInput, match="give a reward with networks of its own a term beside it"):
+        VerifierReward(1.0, OutcomeReward())  # type: ignore[arg-type]
