@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl import __version__ as trl_version
 
+from benchmarks.rl.drawn_rewards import drawn_reward
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.problem_order import draw_problems
 
@@ -46,7 +47,8 @@ class Turns(TrainerCallback):
 
 
 def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrainer:
-    """`settings`: num_problems, group_size, micro_batch_size, max_tokens, learning_rate, num_steps, seed, options."""
+    """`settings`: num_problems, group_size, micro_batch_size, max_tokens, learning_rate, num_steps, seed, options;
+    `has_drawn_rewards`: in place of the task's."""
     task = WordArithmetic()
     every, steps = task.problems("train"), range(settings["num_steps"])
     problems = [row for step in steps for row in draw_problems(every, settings["num_problems"], settings["seed"], step)]
@@ -54,6 +56,8 @@ def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrai
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         turns.lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
+        if settings.get("has_drawn_rewards"):
+            return [drawn_reward(ids) for ids in completion_ids]
         pairs = zip(prompts, completions, strict=True)
         return [float(task.grade(gold[prompt], text).is_correct) for prompt, text in pairs]
 

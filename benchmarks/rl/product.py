@@ -1,9 +1,10 @@
 """This project's side: `main.py` itself, one iteration whenever it is asked.
 
-    python -m benchmarks.rl.product [--restarts] -cn exp/ppo/grpo_word_arithmetic key=value ...
+    python -m benchmarks.rl.product [--restarts] [--drawn-rewards] -cn exp/ppo/grpo_word_arithmetic key=value ...
 
 The program is run whole; only `Trainer.iterate` waits for its turn. With `--restarts` the engine gets new weights as
-published systems give them: the policy is saved, the server stopped, and another one started on it.
+published systems give them: the policy is saved, the server stopped, and another one started on it. With
+`--drawn-rewards` the outcome is `drawn_reward`'s.
 """
 
 import asyncio
@@ -14,10 +15,15 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes.forked import ROOT
+from benchmarks.rl.drawn_rewards import drawn_reward
+from espalier.data.records import Trajectory
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.score import Score
 from espalier.rl.delivery.weight_update_engine import VLLMEngine
 from espalier.rl.trainer import Trainer
 from espalier.sampling.server import VLLMServer
@@ -71,6 +77,15 @@ def restart_instead_of_reloading() -> None:
     setattr(VLLMEngine, "load", restart)  # noqa: B010
 
 
+def draw_rewards() -> None:
+    """Outcomes are drawn by tokens."""
+
+    def drawn(reward: OutcomeReward, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(drawn_reward(row.response_ids)) for row in trajectories]
+
+    setattr(OutcomeReward, "__call__", drawn)  # noqa: B010
+
+
 def main() -> None:
     """Run the program."""
     logging.disable(logging.INFO)
@@ -78,6 +93,9 @@ def main() -> None:
     if "--restarts" in settings:
         settings.remove("--restarts")
         restart_instead_of_reloading()
+    if "--drawn-rewards" in settings:
+        settings.remove("--drawn-rewards")
+        draw_rewards()
     iterate_when_asked()
     sys.argv = [str(ROOT / "main.py"), *settings]
     sys.orig_argv = [sys.executable, *sys.argv]

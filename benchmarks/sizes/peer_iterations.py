@@ -1,9 +1,10 @@
 """An iteration of GRPO (rollouts and one optimizer step on them) of the network of `benchmarks.sizes.peers`, beside
 TRL's, on the sides of `benchmarks.rl`: main.py with a vLLM engine of its own, TRL with transformers' generation.
 
-Random weights hardly ever end an answer, so every answer is as long as it may be, on all sides, and no answer is right:
-all advantages are 0 and every row is computed all the same. That both compute the same loss is held on rollouts whose
-advantages are none (`benchmarks.rl.same_loss`), to 1e-3 of loss and gradient norm.
+Random weights hardly ever end an answer, so every answer is as long as it may be, on all sides, and no answer is right.
+Rewards are drawn by an answer's tokens (`benchmarks.rl.drawn_rewards`): with equal ones this project would leave the
+backward passes out, and TRL would not. That both compute the same loss is held on rollouts of their own
+(`benchmarks.rl.same_loss`), to 1e-3 of loss and gradient norm; that every group had something to learn from, on ours.
 """
 
 import argparse
@@ -31,14 +32,15 @@ def own_settings(plan: Plan) -> list[str]:
     in a pass."""
     return f"""client=data_parallel_engines_partial_block_cache server=none client.num_engines=1
         client.num_threads={plan.threads} client.dtype=float32 client.options.max_num_seqs={GROUP * plan.problems}
-        client.options.enforce_eager=true precision=fp32 params.max_tokens={plan.new_tokens} seed=0
+        client.options.enforce_eager=true precision=fp32 --drawn-rewards params.max_tokens={plan.new_tokens} seed=0
         update.micro_batch_size={GROUP} update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
 
 
 def peer_settings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return what TRL's sides are asked for."""
     common = {"num_problems": plan.problems, "group_size": GROUP, "max_tokens": plan.new_tokens, "learning_rate": 1e-6,
-              "micro_batch_size": GROUP, "num_steps": plan.steps + 1, "seed": 0, "precision": "fp32"}  # fmt: skip
+              "micro_batch_size": GROUP, "num_steps": plan.steps + 1, "seed": 0, "precision": "fp32",
+              "has_drawn_rewards": True}  # fmt: skip
     return {name: common | way for name, way in WAYS.items()}
 
 
@@ -51,7 +53,10 @@ def run_side(words: list[str], surroundings: Mapping[str, str], steps: int) -> d
         for _ in range(steps):
             before = side.cpu_seconds()
             found = side.ask()
-            length = found["response_length"] if "trl" in found else found["metrics"]["rollout/response_length"]
+            metrics = found.get("metrics", {})
+            if metrics.get("rollout/trained_zero_variance", 0.0) > 0:
+                raise SystemExit("error: grpo: a group's rewards agree, so that it was not computed: take another seed")
+            length = metrics.get("rollout/response_length", found.get("response_length"))
             answers.append({"seconds": found["seconds"], "cpu_seconds": side.cpu_seconds() - before, "tokens": length})
         names = {"step_seconds": "seconds", "step_cpu_seconds": "cpu_seconds", "response_lengths": "tokens"}
         lists = {name: [answer[key] for answer in answers] for name, key in names.items()}
