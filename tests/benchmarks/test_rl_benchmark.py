@@ -6,11 +6,26 @@ import pytest
 import torch
 
 from benchmarks.credit.value_error import critic_estimates, mean_error, ranked_first, states_and_parents
+from benchmarks.rl.drawn_rewards import drawn_reward
+from benchmarks.rl.product import draw_rewards
 from benchmarks.rl.rl import overhead
 from benchmarks.rl.same_loss import for_peer, make_rollouts, own_loss
 from espalier.analysis.analyzers.action_ranking import siblings
 from espalier.data.records import State, Trajectory
 from espalier.models.scalar_head import load_critic
+from espalier.rewards.outcome import OutcomeReward
+
+
+def test_rewards_are_drawn_by_the_tokens_of_an_answer_alone_on_our_side_as_on_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OutcomeReward, "__call__", OutcomeReward.__call__)  # put back behind the test
+    draw_rewards()
+    rows = [Trajectory(f"p/{k}", "p", "", "4", ["4"], [9], ids, [len(ids)], "stop", gold="4", answer="4",
+                       is_correct=True) for k, ids in enumerate(([1, 2], [97], [100, 4]))]  # fmt: skip
+    assert [score.outcome for score in OutcomeReward()(rows)] == [3 / 97, 0.0, 7 / 97]
+    assert [drawn_reward(row.response_ids) for row in rows] == [3 / 97, 0.0, 7 / 97]
+
 
 A, B, C = ("p", (1,)), ("p", (2,)), ("p", (3,))
 
