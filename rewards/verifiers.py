@@ -8,7 +8,7 @@ is asked about beside what can be checked, and the judge sees the row's ground t
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from espalier.data.answers.grade import Gold
@@ -20,7 +20,7 @@ from espalier.rewards.score import VERIFIER, Reward, Score
 from espalier.rewards.written_verdicts import WrittenVerdictReward
 
 log = logging.getLogger(__name__)
-_REMEDY = "choose reward=verifiers_and_judge"
+_REMEDY = "choose reward=verifiers_and_judge, or leave the judge out of the rows"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,12 @@ class VerifierReward:
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem that names no verifiers, or whose judge cannot judge it."""
         asked = [(problem, _judged(problem.gold, f"problem {problem.id}")) for problem in problems]
+        named = [replace(problem, gold=one.reference) for problem, one in asked if one]
         if self.judge is not None:
-            self.judge.check_problems([replace(problem, gold=one.reference) for problem, one in asked if one])
+            self.judge.check_problems(named)
+        elif named:
+            raise BadInput(f"{len(named)} of {len(problems)} problems name a judge ('{named[0].id}' is the first), and "
+                           f"verifiers ask none here: {_REMEDY}")  # fmt: skip
 
     def close(self) -> None:
         """End what the judge has started."""
@@ -62,7 +66,7 @@ class VerifierReward:
         if not rows:
             return scores
         if self.judge is None:
-            raise BadInput(f"reward=verifiers, trajectory {rows[0].id}: it names a judge: {_REMEDY}")
+            raise BadInput(f"trajectory {rows[0].id} names a judge, and verifiers ask none here: {_REMEDY}")
         verdicts = iter(self.judge(rows))
         return [score if one is None else self._with(score, one.weight, next(verdicts), str(row.gold))
                 for row, score, one in zip(trajectories, scores, named, strict=True)]  # fmt: skip
@@ -92,16 +96,23 @@ def _judged(gold: Gold, of: str) -> Judged | None:
 
 def check_judges(problems: Sequence[Problem], reward: Reward) -> None:
     """Hold problems with verifiers against a run's reward: raise BadInput where some name a judge and nothing asks one,
-    and warn where a judge is there and none names it."""
-    terms = [reward, *(reward.terms.values() if isinstance(reward, ComposedReward) else ())]
+    and warn where a judge of verifiers is there and none names it."""
+    terms = list(_terms(reward))
     has_judge = any(isinstance(term, VerifierReward) and term.judge is not None for term in terms)
+    asks_all = any(isinstance(term, WrittenVerdictReward) for term in terms)
     named = [problem.id for problem in problems if _judged(problem.gold, f"problem {problem.id}") is not None]
-    if named and not has_judge:
+    if named and not has_judge and not asks_all:
         raise BadInput(f"{len(named)} of {len(problems)} problems name a judge ('{named[0]}' is the first), and the "
                        f"reward asks none: {_REMEDY}")  # fmt: skip
     if has_judge and not named:
         log.warning("the reward has a judge for verifiers, and none of %d problems names one: it is never asked",
                     len(problems))  # fmt: skip
+
+
+def _terms(reward: Reward) -> Iterator[Reward]:
+    yield reward
+    for term in reward.terms.values() if isinstance(reward, ComposedReward) else ():
+        yield from _terms(term)
 
 
 def mean_scores(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -23,12 +23,13 @@ Drawn = tuple[list[RolloutGroup], list[Refusal]]
 
 
 def num_to_ask(wanted: int, asked: int, scored: int, good: int) -> int:
-    """Return how many more to ask where `good` of `scored` groups differ and `asked` were asked: as many as make it
-    likely that `wanted` differ, by the share of those scored and a quarter of `wanted` that are taken to differ."""
+    """Return how many more to ask where `good` of `scored` groups differ and `asked` were asked: as many as are missing
+    of `wanted`, and, once three of four asked are scored, as many as make it likely that `wanted` differ, by the share
+    of those scored and a quarter of `wanted` that are taken to differ. What is scored first is short."""
     missing, assumed = wanted - good, wanted / 4
     if missing <= 0:
         return 0
-    share = (good + assumed) / (scored + assumed)
+    share = (good + assumed) / (scored + assumed) if 4 * scored >= 3 * asked else 1.0
     return max(0, math.ceil(missing / share) - (asked - scored))
 
 
@@ -50,19 +51,20 @@ class Asked:
     is_good: Callable[[RolloutGroup], bool]
     parts: list[asyncio.Task[Drawn]] = field(default_factory=list)
     """In the order of candidates; they grow until enough groups differ, or no candidate is left."""
-    _num_asked: int = 0
+    order: list[str] = field(default_factory=list)
+    """Problems that were asked."""
     _num_scored: int = 0
     _num_good: int = 0
     _is_over: bool = False
 
     def ask(self) -> None:
         """Begin to ask as many more as are wanted now, as far as there are candidates."""
-        number = num_to_ask(self.wanted, self._num_asked, self._num_scored, self._num_good)
+        number = num_to_ask(self.wanted, len(self.order), self._num_scored, self._num_good)
         if self._is_over:
             return
         for name, rows in groupby(islice(self.candidates, number), itemgetter(0)):
             problems = [problem for _, problem in rows]
-            self._num_asked += len(problems)
+            self.order += [problem.id for problem in problems]
             self.parts.append(asyncio.create_task(self.draw(problems, name)))
 
     def look(self, groups: Sequence[RolloutGroup], num_refused: int = 0) -> None:
@@ -70,6 +72,20 @@ class Asked:
         self._num_scored += len(groups) + num_refused
         self._num_good += sum(map(self.is_good, groups))
         self.ask()
+
+    async def drawn(self, part: asyncio.Task[Drawn]) -> Drawn:
+        """Return what a part has drawn. Raises what any part raises, as soon as it does."""
+        while not part.done():
+            running = [one for one in self.parts if not one.done()]
+            for one in (await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))[0]:
+                one.result()
+        return part.result()
+
+    def up_to(self, group: RolloutGroup, refused: Sequence[Refusal]) -> tuple[list[Refusal], int]:
+        """Return (the refusals of candidates up to the one of `group`, how many candidates these are)."""
+        places = {problem: place for place, problem in enumerate(self.order)}
+        last = places[group.problem.id]
+        return [one for one in refused if places[one.problem_id] < last], last + 1
 
     @property
     def is_drawn(self) -> bool:

@@ -268,7 +268,7 @@ class SampledGroups:
         try:
             asked.ask()
             for part in asked.parts:  # grows meanwhile
-                drawn, refused = await part
+                drawn, refused = await asked.drawn(part)
                 if self.tree is not None:
                     drawn = await self.tree.grow(drawn, self.sampler, self.params)
                 self.ledger.generated += tokens_of(drawn)
@@ -281,9 +281,9 @@ class SampledGroups:
                 asked.look(scored if waits else [], len(refused))
                 batch.groups += scored
                 batch.reward_seconds += seconds if is_drawn else 0.0
-            if len(asked.parts) > 1:
-                num_asked = len(batch.groups) + len(batch.refused)
-                check_refused(batch.refused, num_asked, rollout.max_refused_share)
+            if len(asked.parts) > 1 and batch.groups:
+                last = needed(batch.groups, rollout.num_problems, self._is_good)[-1]
+                check_refused(*asked.up_to(last, batch.refused), rollout.max_refused_share)
         except BaseException:
             await asked.give_up()
             await scores.give_up()

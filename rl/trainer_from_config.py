@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from espalier.data.tasks.verifiable import VerifiableProblems
 from espalier.models.inputs import network
 from espalier.models.load import max_length_of
 from espalier.models.row_limits import longest_row
@@ -139,7 +138,7 @@ def assemble(
     that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), BackgroundLoop()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
-    if isinstance(sampler.task, VerifiableProblems):
+    if getattr(sampler.task, "kind", "") == "verifiers":
         check_judges(problems.train, reward)
     if isinstance(reward, ChecksProblems):
         reward.check_problems(problems.train)

@@ -21,6 +21,7 @@ from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree, reads_gold
 from espalier.data.tasks.task import Task
 from espalier.rewards.composed import ComposedReward
+from espalier.rewards.score import ChecksProblems
 from espalier.sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ShowsLife
 from espalier.sampling.requests import decode
 from espalier.search.asks import SearchMethod
@@ -206,7 +207,10 @@ def check_one_solution(params: SamplingParams) -> None:
 
 
 def check_has_golds(scorer: Scorer, problems: Mapping[str, Problem]) -> None:
-    """Raise BadInput where the scorer reads the gold answer and a problem has none: all its states would be worth 0."""
+    """Raise BadInput where the scorer reads the gold answer and a problem has none, since all its states would be worth
+    0, or one that its reward could not score."""
+    if isinstance(scorer, ChecksProblems):
+        scorer.check_problems([*problems.values()])
     if not reads_gold(name_of(scorer)):
         return
     if missing := [name for name, problem in problems.items() if not problem.gold]:

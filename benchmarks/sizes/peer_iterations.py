@@ -3,8 +3,9 @@ TRL's, on the sides of `benchmarks.rl`: main.py with a vLLM engine of its own, T
 
 Random weights hardly ever end an answer, so every answer is as long as it may be, on all sides, and no answer is right.
 Rewards are drawn by an answer's tokens (`benchmarks.rl.drawn_rewards`): with equal ones this project would leave the
-backward passes and the optimizer's step out, and TRL would not. That both compute the same loss is held on rollouts of their own
-(`benchmarks.rl.same_loss`), to 1e-3 of loss and gradient norm; that every group had something to learn from, on ours.
+backward passes and the optimizer's step out, and TRL would not. That both compute the same loss is held on four random
+rollouts (`benchmarks.rl.same_loss`), to 1e-3 of loss and gradient norm; that every rollout had something to teach, on
+ours.
 """
 
 import argparse
@@ -30,10 +31,11 @@ WAYS: dict[str, dict[str, Any]] = {"default": {"attention": "sdpa", "options": {
 def own_settings(plan: Plan) -> list[str]:
     """Return settings of ours beside the experiment's, which is one for tiny policies: one engine without a server in
     float32; attention and passes as a model of this size has them, a problem's prompt once in a pass."""
-    return f"""client=data_parallel_engines_partial_block_cache server=none client.num_engines=1
+    return f"""--drawn-rewards client=data_parallel_engines_partial_block_cache server=none client.num_engines=1
         client.num_threads={plan.threads} client.dtype=float32 client.options.max_num_seqs={GROUP * plan.problems}
-        client.options.enforce_eager=true precision=fp32 --drawn-rewards params.max_tokens={plan.new_tokens} seed=0
-        model.attention=auto model.gradient_checkpointing=selective update.micro_batch_tokens=1024 update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
+        client.options.enforce_eager=true precision=fp32 params.max_tokens={plan.new_tokens} seed=0
+        model.attention=auto model.gradient_checkpointing=selective update.micro_batch_tokens=1024
+        update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
 
 
 def peer_settings(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -63,7 +63,8 @@ _RL = f"""-cn rl model.path={{policy}} model.attention=eager server=none client.
     update.minibatch_size=12 update.micro_batch_size=6 update.learning_rate=0.001 update.schedule=linear
     update.warmup_steps=1 evaluation.every=3 evaluation.num_problems=8 samples.num_problems=2"""
 ONLINE = (
-    Run("GRPO", RL, f"{_RL} advantage=grpo rollout.dynamic_sampling_rounds=1 kl=loss"),
+    # one request at a time: how many problems are asked ahead depends on what finishes first
+    Run("GRPO", RL, f"{_RL} advantage=grpo rollout.dynamic_sampling_rounds=1 engine.concurrency=1 kl=loss"),
     Run("RLOO", RL, f"""{_RL} advantage=rloo reward=outcome_and_form reward.terms.length.free_tokens=16
         update.loss_aggregation=sequence"""),
     Run("PPO", RL, f"{_RL} advantage=gae critic=policy critic.learning_rate=0.001 kl=adaptive update.num_epochs=2"),

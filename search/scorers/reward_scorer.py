@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.nn import Module
 
-from espalier.data.records import Trajectory
+from espalier.data.records import Problem, Trajectory
 from espalier.models.load import positions_of
-from espalier.rewards.score import HoldsEngines, HoldsModels, Reward, scores_of
+from espalier.rewards.score import ChecksProblems, HoldsEngines, HoldsModels, Reward, scores_of
 from espalier.search.expander import Expander
 from espalier.search.scorers.held_networks import warn_of_cpu
 from espalier.search.scorers.scorer import Batches
@@ -42,6 +42,11 @@ class RewardScorer:
 
     def _networks(self) -> list[Any]:
         return list(self.reward.networks().values()) if isinstance(self.reward, HoldsModels) else []
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Ask the reward."""
+        if isinstance(self.reward, ChecksProblems):
+            self.reward.check_problems(problems)
 
     async def open(self) -> None:
         """The reward is loaded when it is built. Warns of networks that score on the CPU beside a GPU."""

@@ -19,6 +19,7 @@ from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import BudgetSpent, ServerGone
 from espalier.sampling.openai_client import NoKey
+from espalier.search.scorers.reward_scorer import RewardScorer
 from tests.rewards.test_rewards import CUT, RIGHT
 from tests.support.chat_server import ChatServer, Reply, chat_answer
 
@@ -220,8 +221,12 @@ def test_a_row_that_its_judge_cannot_judge_ends_the_run_at_its_start(tmp_path: P
             shown.check_problems([Problem("c", "?", "")])
         assert not server.bodies
     without = ComposedReward({"verifiers": VerifierReward(10.0)})
-    with pytest.raises(BadInput, match="trajectory b/0: it names a judge"):
+    with pytest.raises(BadInput, match="trajectory b/0 names a judge, and verifiers ask none here"):
         without([replace(RIGHT, id="b/0", problem_id="b", gold=str(problems[1].gold))])
+    with pytest.raises(
+        BadInput, match=r"1 of 2 problems name a judge \('b' is the first\), and verifiers ask none here"
+    ):
+        RewardScorer(without).check_problems(problems)
     with pytest.raises(BadInput, match="problem d: the gold is no list of verifiers"):
         without.check_problems([Problem("d", "?", "4")])
 
@@ -236,10 +241,15 @@ def test_a_judge_that_nobody_asks_ends_the_run_and_one_that_no_row_names_is_said
             BadInput, match=r"1 of 2 problems name a judge \('b' is the first\), and the reward asks none"
         ):
             check_judges([plain, judged], without)
+        nested = ComposedReward({"all": ComposedReward({"verifiers": VerifierReward(1.0), "and": OutcomeReward()})})
+        with pytest.raises(BadInput, match="the reward asks none"):
+            check_judges([judged], nested)
         check_judges([plain], without)
     with ChatServer(lambda number, body: chat_answer("Score: 1")) as server:
         judge = beside_verifiers(server, tmp_path)
         check_judges([plain, judged], judge)
+        check_judges([plain, judged], ComposedReward({"all": judge}))
+        check_judges([judged], reward(server, tmp_path))  # asks about every row
         assert not caplog.records
         check_judges([plain], judge)
     assert "none of 1 problems names one: it is never asked" in caplog.text

@@ -124,12 +124,30 @@ def test_few_are_drawn_one_behind_the_other_and_few_in_vain(share: float, most_r
     assert sum(surplus for _, surplus in runs) / len(runs) < 0.03
 
 
+@pytest.mark.parametrize(("agreeing_first", "most_surplus"), [(False, 0.05), (True, 0.3)])
+def test_few_are_asked_in_vain_where_one_finishes_after_the_other(agreeing_first: bool, most_surplus: float) -> None:
+    surplus = []
+    for seed in range(50):
+        rng, open_, asked, scored, good = random.Random(seed), list[bool](), 0, 0, 0
+        while True:
+            more = num_to_ask(64, asked, scored, good)
+            open_ += [rng.random() < 0.5 for _ in range(more)]
+            asked += more
+            if not open_:
+                break
+            is_good = open_.pop(open_.index(min(open_)) if agreeing_first else rng.randrange(len(open_)))
+            scored, good = scored + 1, good + is_good
+        surplus.append((good - 64) / good)
+    assert sum(surplus) / len(surplus) < most_surplus
+
+
 def test_as_many_are_asked_as_are_wanted_and_none_where_enough_differ() -> None:
     assert num_to_ask(64, 0, 0, 0) == 64
     assert [num_to_ask(64, 64, scored, scored) for scored in (1, 30, 64)] == [0, 0, 0]
     assert num_to_ask(64, 70, 70, 64) == num_to_ask(64, 80, 70, 64) == 0
     assert num_to_ask(64, 64, 64, 32) == 54, "32 / ((32 + 16) / (64 + 16)) = 53.3"
     assert num_to_ask(4, 4, 4, 0) == 20, "4 / ((0 + 1) / (4 + 1))"
+    assert num_to_ask(64, 64, 40, 8) == 32, "one for one until three of four are scored"
 
 
 def test_a_group_that_agrees_is_replaced_while_others_are_drawn(task: WordArithmetic, tokenizer: Any) -> None:
@@ -157,6 +175,21 @@ def test_a_replacement_that_fails_ends_the_run_and_what_is_still_drawn(task: Wor
         with pytest.raises(ServerGone, match="the server has died"):
             replacing(client, task, tokenizer, OutcomeReward(), loop, 1)(0)
         assert client.num_open == 0
+
+
+def test_a_replacement_that_fails_is_not_waited_for_behind_a_long_answer(task: WordArithmetic, tokenizer: Any) -> None:
+    class Hangs(FakeClient):
+        """The first candidate is never answered."""
+
+        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+            if request.id == first:
+                await asyncio.sleep(60)
+            return await super().sample(request, params)
+
+    first, started = next(candidates(task, 1))[0], time.monotonic()
+    with BackgroundLoop() as loop, pytest.raises(ServerGone, match="the server has died"):
+        replacing(Hangs(tokenizer, dies_at="rl-0-1"), task, tokenizer, OutcomeReward(), loop, 1)(0)
+    assert time.monotonic() - started < 10
 
 
 def test_a_run_that_is_given_up_scores_and_asks_nothing_more(task: WordArithmetic, tokenizer: Any) -> None:
