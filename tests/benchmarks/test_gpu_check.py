@@ -16,7 +16,6 @@ from benchmarks.gpu.training import SHAPES, Shape, flops_per_token, rows_of
 from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-torch.set_num_threads(1)
 
 
 def test_attention_and_the_head_are_rehearsed_and_compared(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from espalier.models.fused_norm import FusedRMSNorm, fuse_norms
 from espalier.models.load import load_policy
 
-torch.set_num_threads(1)
 SHAPE = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 IDS = torch.randint(0, 97, (2, 12), generator=torch.Generator().manual_seed(0))
 

@@ -26,7 +26,6 @@ from espalier.models.logprobs import response_logprobs
 from espalier.models.packed_attention import attention_name
 from espalier.models.packing_check import packing_of
 
-torch.set_num_threads(1)
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
 NETWORKS: list[tuple[Any, Any]] = [

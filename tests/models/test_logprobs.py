@@ -17,8 +17,6 @@ from espalier.models.logprobs import plain_head, response_logprobs
 from espalier.models.token_scores import chunked_scores
 from tests.support.pass_logprobs import token_logprobs
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 
 def loop(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition, one token at a time."""

@@ -25,8 +25,6 @@ from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, weights_digest
 from tests.support.root_config import root_config
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 IDS = torch.tensor([[5, 9, 30, 31, 7], [3, 4, 80, 90, 100]])
 KINDS = [pytest.param(False, id="lora"), pytest.param(True, id="dora")]
 LOADERS = {"policy": load_policy, "process reward": lambda path: load_process_reward(path, 3)}

@@ -42,7 +42,6 @@ from espalier.models.packed_attention import attention_name
 from espalier.models.packing_check import packing_of
 from tests.support.objective_cases import OBJECTIVES, case
 
-torch.set_num_threads(1)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)
 ALTERNATE: dict[str, Any] = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
 NETWORKS = [

@@ -33,7 +33,6 @@ from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 from tests.support.root_config import root_config
 
-torch.set_num_threads(1)
 CHOICES = {
     "llama": "packed", "qwen2": "packed", "qwen3": "packed", "qwen3_moe": "packed", "qwen3_next": "padded",
     "gemma3": "packed", "gemma3 with images": "packed", "gemma2": "packed", "mistral": "packed", "phi3": "packed",

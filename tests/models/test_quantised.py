@@ -25,8 +25,6 @@ from espalier.training.engine import TorchEngine, trained_tensors
 from espalier.training.loop import Loop
 from espalier.training.objectives.sft import SupervisedFineTuning
 
-torch.set_num_threads(1)
-
 IDS = torch.tensor([[5, 9, 30, 31, 7], [3, 4, 80, 90, 100]])
 BITS = [4, 8]
 EXAMPLES = [TokenExample(f"d{i}", [2 + (i + 3 * k) % 200 for k in range(6 + i % 5)], 2 + i % 3)

@@ -19,8 +19,6 @@ from transformers import (
 from espalier.models.load import BadModel, load_policy
 from espalier.models.scalar_head import load_critic, load_process_reward, scores_from_logits
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 IDS = torch.tensor([[5, 9, 30, 31, 7]])
 
 

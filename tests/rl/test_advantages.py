@@ -1,6 +1,6 @@
 """Advantages: by hand, against float64 loops, and against brute force on trees small enough to enumerate."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -36,15 +36,6 @@ from espalier.sampling.client import SamplingParams
 
 PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, return_logprobs=True)
 NO_SAMPLER: EstimatorContext = None  # type: ignore[assignment]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tiny tensors a second thread only waits for a core that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_rollout(name: str, tokens: str, is_correct: bool, prompt_ids: Sequence[int] = (1,)) -> Rollout:

@@ -2,7 +2,6 @@
 back bit for bit."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ from tests.support.rl_cases import make_trainer, read_metrics
 from tests.support.root_config import root_config
 
 ROWS = [[(3, [4], 1.0), (5, [1], 0.0)], [(2, [3, 7], 0.0), (4, [2], 1.0)]]  # of `make_experience`
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def moved(path: Path) -> Any:

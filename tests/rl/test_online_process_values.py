@@ -1,7 +1,6 @@
 """A process reward model that is trained along: its targets, its loss, what it values, and that it comes back."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,6 @@ from tests.rl.test_advantages import Enumerated, make_experience, make_group
 from tests.support.rl_cases import critic_of, make_trainer, read_metrics
 
 LIKELIHOOD: dict[str, Any] = {"form": "probability", "loss": "cross_entropy", "clip_range": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def a_context(policy_version: int = 0) -> Any:

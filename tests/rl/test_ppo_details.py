@@ -1,7 +1,6 @@
 """Details of PPO at scale: identities of its metrics, whitened rewards, one loss of two networks, a critic that begins
 as a published reward model, problems in epochs over a resume."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ from tests.support.rl_cases import make_trainer, read_metrics
 from tests.support.root_config import root_config
 
 PENALTY = KLConfig(coefficient=0.05, kind="k1", place="reward")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class SeesRewards(GAE):

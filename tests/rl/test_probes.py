@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,6 @@ from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer,
 from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tiny tensors a second thread only waits for a core that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- measures ---------------------------------------------------------------------------------------------------

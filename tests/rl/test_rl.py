@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,6 @@ from tests.support.root_config import root_config
 from tests.support.slow import slow_unless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tiny tensors a second thread only waits for a core that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_rollout(prompt_ids: list[int], response_ids: list[int], logprobs: list[float]) -> Rollout:

@@ -1,6 +1,5 @@
 """Adapters and the moving average in reinforcement learning: what is delivered, compared with, saved and resumed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,6 @@ from espalier.sampling.client import ServerGone
 from espalier.training.engine import BadCheckpoint, named_weights
 from tests.support.rl_cases import make_trainer, on_repeatable, read_metrics
 from tests.support.root_config import root_config
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The critic: where it begins, what it may see, what it learns, and that it comes back bit for bit."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,6 @@ from espalier.training.engine import BadCheckpoint, TorchEngine
 from espalier.training.sums import Sums
 from tests.support.rl_cases import PARAMS, critic_of, make_trainer, read_metrics
 from tests.support.root_config import root_config
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tiny tensors a second thread only waits for a core that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def weights(model: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The life of a reinforcement-learning run: samples, timings, early stop, retention, resume at every iteration."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,6 @@ from tests.support.rl_cases import critic_of, make_trainer, on_repeatable, read_
 from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

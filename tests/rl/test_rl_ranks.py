@@ -2,7 +2,6 @@
 gradient sums and with ZeRO 0 to 3, also resumed; what cannot be had together is refused in one line."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from tests.support.rl_cases import read_metrics
 from tests.support.root_config import root_config
 
 CUT = "+deepspeed.zero_optimization.stage3_param_persistence_threshold=0"  # the smallest weights too
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(policy: Path, run_dir: Path, num_ranks: int, *settings: str) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.support.rl_cases import FakeClient, make_trainer, read_metrics
 
 FEW: dict[str, Any] = {"num_iterations": 4, "rollout_num_problems": 3, "num_epochs": 1, "minibatch_size": 6,
                        "evaluation_num_problems": 3, "save_every": 0}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Signalled(FakeClient):

@@ -1,6 +1,6 @@
 """Updates: every term's step is its gradient, whatever the micro-batches; which groups are drawn again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,6 @@ from espalier.training.engine import TorchEngine
 from tests.support.pass_logprobs import token_logprobs
 from tests.support.rl_cases import make_trainer, make_update, read_metrics
 from tests.support.root_config import root_config
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On tiny tensors a second thread only waits for a core that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_experience(model: Any) -> Experience:

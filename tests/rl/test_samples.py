@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,15 +31,6 @@ from espalier.runtime.schemas import RLConfig, SamplesConfig
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from tests.rl.test_rl_ranks import assert_same_weights, run
 from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, on_repeatable, read_metrics
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 NOTHING_TO_ASK: Any = SimpleNamespace()  # a context for estimators that ask nothing
 

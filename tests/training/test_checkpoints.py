@@ -41,8 +41,6 @@ from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.sums import NotFinite
 from tests.support.root_config import root_config
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 EXAMPLES = [TokenExample(f"d{i}", [2 + (i + 3 * k) % 200 for k in range(6 + i % 5)], 2 + i % 3) for i in range(24)]
 SPEED = "train/tokens_per_second"
 

@@ -30,8 +30,6 @@ from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints,
 from espalier.training.engine import load_weights, trained_tensors
 from espalier.training.export_model import ExportModel
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 IDS = torch.tensor([[5, 9, 30, 31, 7]])
 TRAINER, STAGE = "trainer_base_ds_mul.py", "run_stage.py"
 

@@ -37,7 +37,6 @@ from espalier.training.memory_plan import (
     work_of,
 )
 
-torch.set_num_threads(1)
 # 100 x 8 embedding, as large a head; 2 layers of 4 x 64 attention (2 heads of 4), 3 x 8 x 20 MLP and two norms
 P = 2 * 800 + 2 * (4 * 64 + 480 + 16) + 8
 SHAPE = Shape(P, layers=2, hidden=8, heads=2, kv_heads=2, head_size=4, mlp=20, vocabulary=100, looked_up=800)

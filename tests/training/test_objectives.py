@@ -34,8 +34,6 @@ from tests.support.objective_cases import (
     token_logprobs,
 )
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 
 @pytest.mark.parametrize(("reduction", "count"), [("token", 4.0), ("sequence", 2.0), ("batch", 2.0)])
 def test_sft_is_the_weighted_cross_entropy_of_response_tokens(reduction: str, count: float) -> None:

@@ -25,7 +25,6 @@ from espalier.training.engine import TorchEngine
 from espalier.training.predict import batches_by_length, find_checkpoints, load_checkpoint, predict
 from espalier.training.scoring import Scorer
 
-torch.set_num_threads(1)
 IDS = [5 + 7 * i % 200 for i in range(30)]
 PAIRS = [PairExample(f"p{i}", IDS[: 3 + i], IDS[7 : 9 + i], IDS[4:9]) for i in range(6)]
 

@@ -32,8 +32,6 @@ from tests.support.objective_cases import (
     token_logprobs,
 )
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 # Two pairs with d = 2 and d = -2; the chosen side of the second has sunk 1 below the reference.
 BY_HAND = PreferenceLogprobs(
     chosen=torch.tensor([-2.0, -5.0]),

@@ -29,8 +29,6 @@ from espalier.training.checkpoint import checkpoints
 from espalier.training.export_model import ExportModel
 from tests.support.slow import slow_unless
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 240
 STEPS = 4

@@ -40,8 +40,6 @@ from espalier.training.schedule import rate_at
 from espalier.training.sums import NotFinite
 from tests.support.root_config import root_config
 
-torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
-
 PADDED = Layout("padded")
 CPU = torch.device("cpu")
 
