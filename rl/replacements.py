@@ -19,6 +19,7 @@ from espalier.data.records import Problem
 from espalier.rl.rollout_checks import Refusal
 from espalier.rl.types import RolloutGroup
 
+_LOOK_SECONDS = 1.0  # parts that were begun meanwhile are waited for from then on
 Drawn = tuple[list[RolloutGroup], list[Refusal]]
 
 
@@ -77,7 +78,8 @@ class Asked:
         """Return what a part has drawn. Raises what any part raises, as soon as it does."""
         while not part.done():
             running = [one for one in self.parts if not one.done()]
-            for one in (await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))[0]:
+            done, _ = await asyncio.wait(running, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
                 one.result()
         return part.result()
 
