@@ -78,9 +78,10 @@ class Asked:
         """Return what a part has drawn. Raises what any part raises, as soon as it does."""
         while not part.done():
             running = [one for one in self.parts if not one.done()]
-            done, _ = await asyncio.wait(running, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            await asyncio.wait(running, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for one in self.parts:
+                if one.done():
+                    one.result()
         return part.result()
 
     def up_to(self, group: RolloutGroup, refused: Sequence[Refusal]) -> tuple[list[Refusal], int]:
