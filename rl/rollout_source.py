@@ -115,9 +115,8 @@ class SampledGroups:
     version i - `rollout.max_staleness`, so no token is older than that, whatever is slow; with 0 nothing is drawn while
     the policy is trained. Batches that are drawn ahead go on in the background; within a batch every group whose
     rewards agree is replaced as soon as it is scored, where that is asked for, by a group of another problem
-    (`rl.replacements`); where too
-    few differ in the end, groups that agree fill up. Of what is left a filter, where there is one, keeps some of every
-    group.
+    (`rl.replacements`); where too few differ in the end, groups that agree fill up. Of what is left a filter, where
+    there is one, keeps some of every group.
 
     New weights come in the middle of requests where the engines take them so; else no request is asked until those that
     run are over (`at_rest`). What is not trained on yet when a run stops is drawn again by its resume.

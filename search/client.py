@@ -74,9 +74,9 @@ class Search:
         finished: set[str],
     ) -> None:
         """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`, `check_networks` and
-        `check_has_golds`, and where several solutions per problem are asked for."""
+        `check_problems`, and where several solutions per problem are asked for."""
         check_one_solution(params)
-        check_has_golds(self.scorer, problems)
+        check_problems(self.scorer, problems)
         first = next(iter(problems.values()), Problem("", "", ""))
         check_networks(self.scorer, tokenizer, lambda: encode_prompt(task, tokenizer, first).ids)
         self._longest = self.scorer.longest() if isinstance(self.scorer, HoldsNetworks) else sys.maxsize
@@ -206,7 +206,7 @@ def check_one_solution(params: SamplingParams) -> None:
                        "responses of its trees; another seed= and output= is another search)")  # fmt: skip
 
 
-def check_has_golds(scorer: Scorer, problems: Mapping[str, Problem]) -> None:
+def check_problems(scorer: Scorer, problems: Mapping[str, Problem]) -> None:
     """Raise BadInput where the scorer reads the gold answer and a problem has none, since all its states would be worth
     0, or one that its reward could not score."""
     if isinstance(scorer, ChecksProblems):

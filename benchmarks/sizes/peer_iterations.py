@@ -58,8 +58,8 @@ def run_side(words: list[str], surroundings: Mapping[str, str], steps: int) -> d
             before = side.cpu_seconds()
             found = side.ask()
             metrics = found.get("metrics", {})
-            if "trl" not in found and metrics["estimate/advantage_zero"] > 0:
-                raise SystemExit("error: grpo: some rollouts have no advantage, so that they were not computed")
+            if "trl" not in found:
+                check_taught(metrics)
             length = metrics.get("rollout/response_length", found.get("response_length"))
             answers.append({"seconds": found["seconds"], "cpu_seconds": side.cpu_seconds() - before, "tokens": length})
         names = {"step_seconds": "seconds", "step_cpu_seconds": "cpu_seconds", "response_lengths": "tokens"}
@@ -67,6 +67,12 @@ def run_side(words: list[str], surroundings: Mapping[str, str], steps: int) -> d
         return {**lists, "peak_bytes": side.peak_bytes()}
     finally:
         side.stop()
+
+
+def check_taught(metrics: Mapping[str, float]) -> None:
+    """Raise SystemExit where rollouts of ours have no advantage: these are not computed, and TRL's are."""
+    if metrics["estimate/advantage_zero"] > 0:
+        raise SystemExit("error: grpo: some rollouts have no advantage, so that they were not computed")
 
 
 def check_lengths(found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes.sides import Side
-from benchmarks.sizes.peer_iterations import check_lengths
+from benchmarks.sizes.peer_iterations import check_lengths, check_taught
 from benchmarks.sizes.peer_plan import Plan
 from benchmarks.sizes.peers import OWN, check_losses, figures_of, parse, run_side, seconds_per_step, section
 from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY, large_tokenizer, write_qwen
@@ -161,3 +161,9 @@ def test_all_sides_run_on_a_tiny_network_at_equal_losses(tmp_path: Path) -> None
     assert [row[0] for row in found["tables"][0]["rows"]] == [
         m for m in ("sft", "dpo", "prm", "grpo") for _ in range(3)
     ]
+
+
+def test_an_iteration_that_leaves_rollouts_out_is_no_figure() -> None:
+    check_taught({"estimate/advantage_zero": 0.0})
+    with pytest.raises(SystemExit, match="some rollouts have no advantage"):
+        check_taught({"estimate/advantage_zero": 0.25})

@@ -266,5 +266,6 @@ def test_a_judges_score_is_held_against_the_grader_where_that_reads_an_answer(tm
 
 
 def test_a_judge_with_networks_of_its_own_is_no_judge_of_verifiers() -> None:
+    judge: Any = OutcomeReward()
     with pytest.raises(BadInput, match="give a reward with networks of its own a term beside it"):
-        VerifierReward(1.0, OutcomeReward())  # type: ignore[arg-type]
+        VerifierReward(1.0, judge)

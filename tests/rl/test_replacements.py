@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.replacements import num_to_ask
+from espalier.rl.replacements import Asked, num_to_ask
+from espalier.rl.rollout_checks import Refusal
 from espalier.rl.rollout_source import SampledGroups
+from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from tests.rl.test_group_scores import NUM, source_of
@@ -220,3 +222,11 @@ def test_refusals_are_judged_of_the_first_problems_and_of_the_whole_batch(task: 
         source.config = replace(source.config, rollout=rollout)
         with pytest.raises(BadInput, match="2 of 6"):
             source(0)
+
+
+def test_refusals_of_what_was_asked_ahead_in_vain_are_not_judged() -> None:
+    nothing: Any = None
+    asked = Asked(2, iter(()), draw=nothing, is_good=nothing)
+    asked.order += ["a", "b", "c", "d"]
+    refused = [Refusal("a", "too long"), Refusal("d", "too long")]
+    assert asked.up_to(RolloutGroup(Problem("c", "?", "1"), [], []), refused) == (refused[:1], 3)
