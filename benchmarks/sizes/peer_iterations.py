@@ -4,8 +4,8 @@ TRL's, on the sides of `benchmarks.rl`: main.py with a vLLM engine of its own, T
 Random weights hardly ever end an answer, so every answer is as long as it may be, on all sides, and no answer is right.
 Rewards are drawn by an answer's tokens (`benchmarks.rl.drawn_rewards`): with equal ones this project would leave the
 backward passes and the optimizer's step out, and TRL would not. That both compute the same loss is held on four random
-rollouts (`benchmarks.rl.same_loss`), to 1e-3 of loss and gradient norm; that every rollout had something to teach, on
-ours.
+rollouts (`benchmarks.rl.same_loss`) in float32, to 1e-3 of loss and gradient norm; that every rollout had something to
+teach, on ours.
 """
 
 import argparse
@@ -20,20 +20,22 @@ from typing import Any
 from benchmarks.processes.sides import Side
 from benchmarks.result import kept, stamp_of_now
 from benchmarks.rl.rl import compare_losses, environment, peer_commands, product_command
-from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan
+from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan, name_of
 
 GROUP = 8
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # of the engine
 # TRL as it comes, and at its best: without gradient checkpointing, the whole step in one pass.
 WAYS: dict[str, dict[str, Any]] = {"default": {"attention": "sdpa", "options": {"gradient_checkpointing": True}},
                                    "best": {"attention": "sdpa", "options": {}}}  # fmt: skip
 
 
 def own_settings(plan: Plan) -> list[str]:
-    """Return settings of ours beside the experiment's, which is one for tiny policies: one engine without a server in
-    float32; attention and passes as a model of this size has them, a problem's prompt once in a pass."""
+    """Return settings of ours beside the experiment's, which is one for tiny policies: one engine without a server, of
+    the precision's dtype; attention and passes as a model of this size has them, a problem's prompt once in a pass."""
     return f"""--drawn-rewards client=data_parallel_engines_partial_block_cache server=none client.num_engines=1
-        client.num_threads={plan.threads} client.dtype=float32 client.options.max_num_seqs={GROUP * plan.problems}
-        client.options.enforce_eager=true precision=fp32 params.max_tokens={plan.new_tokens} seed=0
+        client.num_threads={plan.threads} client.dtype={DTYPES[plan.precision]}
+        client.options.max_num_seqs={GROUP * plan.problems} client.options.enforce_eager=true
+        precision={plan.precision} params.max_tokens={plan.new_tokens} seed=0
         model.attention=auto model.gradient_checkpointing=selective update.micro_batch_tokens=1024
         update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
 
@@ -41,7 +43,7 @@ def own_settings(plan: Plan) -> list[str]:
 def peer_settings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return what TRL's sides are asked for."""
     common = {"num_problems": plan.problems, "group_size": GROUP, "max_tokens": plan.new_tokens, "learning_rate": 1e-6,
-              "micro_batch_size": GROUP, "num_steps": plan.steps + 1, "seed": 0, "precision": "fp32",
+              "micro_batch_size": GROUP, "num_steps": plan.steps + 1, "seed": 0, "precision": plan.precision,
               "has_drawn_rewards": True}  # fmt: skip
     found = {name: common | way for name, way in WAYS.items()}
     found["best"]["micro_batch_size"] = GROUP * plan.problems
@@ -94,7 +96,7 @@ def run_rounds(plan: Plan, folder: Path, arguments: argparse.Namespace) -> list[
     keeping = {"plan": plan.of_a_run(), "own": own_settings(plan), "peers": settings}
     same = partial(compare_losses, arguments, policy, folder, peers["best"], settings["best"], num_groups=1)
     losses, _ = kept(arguments.work / "grpo-losses.json", keeping, stamp_of_now(), same)
-    if not losses["difference"] <= LARGEST_GAP:
+    if not losses["difference"] <= LARGEST_GAP["fp32"]:
         raise SystemExit(f"error: grpo: losses or gradients differ by {losses['difference']:.1e} of them, which is no "
                          f"figure at equal loss: {losses}")  # fmt: skip
     rounds = []
@@ -105,7 +107,7 @@ def run_rounds(plan: Plan, folder: Path, arguments: argparse.Namespace) -> list[
                 own = product_command(policy, Path(scratch) / "run", plan.problems, plan.steps + 1, *own_settings(plan))
                 words = own if side == "product" else peers[side]
                 make = partial(run_side, words, environment(arguments), plan.steps)
-                path = arguments.work / f"grpo-{turn}-{side}.json"
+                path = arguments.work / f"{name_of('grpo', plan.precision)}-{turn}-{side}.json"
                 found[side], _ = kept(path, keeping | {"side": side}, stamp_of_now(), make)
             print(f"grpo, round {turn + 1}, {SIDES[side]}: {found[side]}", file=sys.stderr)
         check_lengths(found)

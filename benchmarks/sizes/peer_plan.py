@@ -15,21 +15,27 @@ from benchmarks.training.settings import Settings
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 SIDES = {"product": "this project", "default": "TRL as it comes", "best": "TRL at its best"}
-LARGEST_GAP = 1e-3  # of a loss, relative: float32
+LARGEST_GAP = {"fp32": 1e-3, "bf16": 1e-2}  # of a loss, relative
 # A quarter of the lengths of `benchmarks.training`: 3 GFLOP per token.
 LENGTHS = Lengths(demonstration=(8, 128), side=(4, 16), prompt=(8, 24), steps=(3, 12), step=(2, 6))
+
+
+def name_of(method: str, precision: str) -> str:
+    """Return what a method's results are called; float32 is not named."""
+    return method if precision == "fp32" else f"{method}_{precision}"
 
 
 @dataclass(frozen=True)
 class Plan:
     """`batch` examples per step (of DPO half as many pairs), so many `steps` of a process, `rounds` of all sides, on so
-    many `threads`."""
+    many `threads`, in a `precision`: fp32, or bf16 (autocast over float32 weights)."""
 
     shape: QwenShape
     batch: int
     steps: int
     rounds: int
     threads: int
+    precision: str = "fp32"
 
     @property
     def problems(self) -> int:
@@ -47,12 +53,12 @@ class Plan:
 
     def settings(self) -> dict[str, Settings]:
         """Return what the sides of each method have in common."""
-        whole = Settings(self.batch, 1e-5, "fp32")
+        whole = Settings(self.batch, 1e-5, self.precision)
         return {"sft": whole, "dpo": replace(whole, batch_size=max(1, self.batch // 2)), "prm": whole}
 
     def data(self, work: Path) -> Path:
         """Return the folder of the network and its examples, which is made where it is not there."""
-        made_of = json.dumps([asdict(self.shape), self.batch, self.steps, asdict(LENGTHS)])
+        made_of = json.dumps([asdict(self.shape), self.batch, self.steps, asdict(LENGTHS), self.precision])
         folder = work / f"data-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
         if not folder.is_dir():
             partial_folder = folder.with_name(f"{folder.name}.partial-{os.getpid()}")

@@ -1,15 +1,18 @@
-"""A network of Qwen2.5-0.5B's shape (random weights, the full vocabulary of 151,936, float32) beside TRL, on a CPU: the
-seconds of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses; and an iteration
-of GRPO (`benchmarks.sizes.peer_iterations`).
+"""A network of Qwen2.5-0.5B's shape (random weights, the full vocabulary of 151,936) beside TRL, on a CPU: the seconds
+of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses; and an iteration of GRPO
+(`benchmarks.sizes.peer_iterations`).
 
     bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo] [--rounds 3] [--steps 3] [--batch 8] [--threads 2]
+        [--precision fp32]
 
 The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
 gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
-same order from the same weights; losses that are not equal in every step, to 1e-3 of them, are an error and no figure.
-A side is a process of its own that nothing else runs beside (three would not fit), and the sides take turns, round by
-round. The first step of a process is left out of its seconds. Its peak memory is the most that it was resident with
-until its last step ended, loading and the passes of a reference included (VmHWM).
+same order from the same weights; losses that are not equal in every step, to 1e-3 of them (in bf16 to 1e-2), are an
+error and no figure. A side is a process of its own that nothing else runs beside (three would not fit), and the sides
+take turns, round by round. The first step of a process is left out of its seconds. Its peak memory is the most that it
+was resident with until its last step ended, loading and the passes of a reference included (VmHWM).
+
+`--precision bf16` has all sides compute in it, as TRL does where nobody says otherwise, and the engine of GRPO too.
 
 With `--threads 1`, seconds are those of CPU that the process itself used, which other programs on the machine do not
 count into. What is done is kept in --work: the same command at the same commit goes on from there. Methods that are not
@@ -32,7 +35,7 @@ from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import Side, load_before
 from benchmarks.result import RESULTS, figure, kept, machine, stamp_of_now
 from benchmarks.sizes import peer_iterations
-from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan
+from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan, name_of
 from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY
 from benchmarks.training.corpus import read_ids, tokens_of
 from benchmarks.training.settings import read_settings
@@ -84,25 +87,25 @@ def run_method(method: str, plan: Plan, folder: Path, arguments: argparse.Namesp
             question = {"max_steps": plan.steps} if side == "product" else {"step_ids": step_ids}
             make = partial(run_side, words, path, plan.threads, question)
             keeping = {"plan": plan.of_a_run(), "words": words, "question": question}
-            path_of_side = arguments.work / f"{method}-{turn}-{side}.json"
+            path_of_side = arguments.work / f"{name_of(method, plan.precision)}-{turn}-{side}.json"
             found[side], _ = kept(path_of_side, keeping, stamp_of_now(), make)
             step_ids = found[side]["step_ids"]
             seconds = seconds_per_step(found[side], plan.threads)
             peak, losses = found[side]["peak_bytes"] / 2**30, found[side]["losses"]
             print(f"{method}, round {turn + 1}, {SIDES[side]}: {seconds:.2f} s per step, {peak:.2f} GiB, "
                   f"losses {losses}", file=sys.stderr)  # fmt: skip
-        check_losses(method, found)
+        check_losses(method, found, plan.precision)
         rounds.append(found)
     return rounds
 
 
-def check_losses(method: str, found: Mapping[str, Mapping[str, Any]]) -> float:
+def check_losses(method: str, found: Mapping[str, Mapping[str, Any]], precision: str = "fp32") -> float:
     """Return the largest relative difference of a loss from the product's. Raises SystemExit above `LARGEST_GAP`: then
     the sides do not do the same work."""
     own = found["product"]["losses"]
     gaps = [abs(one - other) / abs(one) for side in found.values()
             for one, other in zip(own, side["losses"], strict=True)]  # fmt: skip
-    if not all(gap <= LARGEST_GAP for gap in gaps):  # one that is no number neither
+    if not all(gap <= LARGEST_GAP[precision] for gap in gaps):  # one that is no number neither
         losses = {name: side["losses"] for name, side in found.items()}
         raise SystemExit(f"error: {method}: the sides' losses differ by {max(gaps):.1e} of them, which is no figure "
                          f"at equal loss: {losses}")  # fmt: skip
@@ -118,21 +121,23 @@ def seconds_per_step(answer: Mapping[str, Any], threads: int, is_prepared: bool 
     return fmean(steps[1:]) + more
 
 
-def figures_of(method: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]], threads: int) -> dict[str, Any]:
+def figures_of(
+    method: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]], threads: int, precision: str = "fp32"
+) -> dict[str, Any]:
     """Return the product's speed and memory in those of both sides of TRL. Against DPO as it comes, which computes the
     reference in every step, what the product computes beforehand for these pairs is counted."""
-    found = {}
-    how = f"{HOW} --methods {method}"
+    found, name = {}, name_of(method, precision)
+    how = f"{HOW} --methods {method}" + (f" --precision {precision}" if precision != "fp32" else "")
     for other, goal in SPEED_GOALS.items():
         goal = ITERATION_GOAL if method == "grpo" else goal
         is_prepared = not (method == "dpo" and other == "default")
         ratios = [seconds_per_step(row[other], threads) / seconds_per_step(row["product"], threads, is_prepared)
                   for row in rounds]  # fmt: skip
-        found[f"half_billion_{method}_vs_trl_{other}"] = figure(ratios, goal=goal, how=how)
+        found[f"half_billion_{name}_vs_trl_{other}"] = figure(ratios, goal=goal, how=how)
         if method == "grpo":
             continue  # engines beside a learner: the table has their sum
         shares = [row["product"]["peak_bytes"] / row[other]["peak_bytes"] for row in rounds]
-        found[f"half_billion_{method}_memory_vs_trl_{other}"] = {
+        found[f"half_billion_{name}_memory_vs_trl_{other}"] = {
             **figure(shares, goal=MEMORY_GOAL, how=how), "better": "lower", "met": median(shares) <= MEMORY_GOAL,
         }  # fmt: skip
     return found
@@ -157,7 +162,7 @@ def section(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the section's figures and table, of the parts of its methods."""
     columns = ["method", "side", "seconds per step", "computed / non-padding tokens", "peak, GiB", "losses", "made"]
     rows = [row for method, part in parts.items() for row in rows_of(method, part)]
-    title = "Qwen2.5-0.5B's shape in float32: medians of the rounds, the first step of a process left out."
+    title = "Qwen2.5-0.5B's shape, in float32 where bf16 is not named: medians of the rounds, without the first step."
     return {"figures": {name: one for part in parts.values() for name, one in part["figures"].items()},
             "tables": [{"title": title, "columns": columns, "rows": rows}], "methods": dict(parts)}  # fmt: skip
 
@@ -172,6 +177,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="of each process, the first of which warms up")
     parser.add_argument("--batch", type=int, default=8, help="examples per step; of DPO half as many pairs")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="fp32", choices=LARGEST_GAP)
     parser.add_argument("--work", type=Path, default=Path("experiments/sizes_peers"))
     parser.add_argument("--trl-python", default=str(ROOT / ".venv-bench" / "bin" / "python"))
     parser.add_argument("--prm-trl", default=str(ROOT / ".venv-bench" / "trl-with-prm"))
@@ -188,7 +194,7 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
     """Return figures, tables and all answers, those of other methods as they were; None, printed, with `--quick`."""
     arguments = parse(words)
     shape = TINY if arguments.quick else HALF_BILLION
-    plan = Plan(shape, arguments.batch, arguments.steps, arguments.rounds, arguments.threads)
+    plan = Plan(shape, arguments.batch, arguments.steps, arguments.rounds, arguments.threads, arguments.precision)
     folder, parts = plan.data(arguments.work), {}
     if not arguments.quick and (path := RESULTS / "sizes.json").is_file():
         parts = json.loads(path.read_text())["detail"].get("peers", {}).get("methods", {})
@@ -199,11 +205,13 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
         rounds = run(plan, folder, arguments)
         seconds = "CPU" if plan.threads == 1 else "wall"
         made += f", {plan.threads} threads, seconds of {seconds}, load before {load}"
-        parts[method] = {"made": made, "plan": asdict(plan), "rounds": rounds,
-                         "figures": figures_of(method, rounds, plan.threads)}  # fmt: skip
+        name = name_of(method, plan.precision)
+        parts[name] = {"made": made, "plan": asdict(plan), "rounds": rounds,
+                       "figures": figures_of(method, rounds, plan.threads, plan.precision)}  # fmt: skip
         if method != "grpo":
-            parts[method]["tokens_per_example"] = fmean(tokens_of(row) for row in read_ids(folder, method))
-    found = section({method: parts[method] for method in METHODS if method in parts})
+            parts[name]["tokens_per_example"] = fmean(tokens_of(row) for row in read_ids(folder, method))
+    names = [name_of(method, precision) for method in METHODS for precision in LARGEST_GAP]
+    found = section({name: parts[name] for name in names if name in parts})
     if arguments.quick:
         print(json.dumps(found, indent=1))
         return None

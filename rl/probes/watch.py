@@ -17,6 +17,7 @@ from espalier.data.records import BadInput
 from espalier.models.inputs import network
 from espalier.models.precision import autocast
 from espalier.rl.experience import device_of, policy_logits
+from espalier.rl.probes.canary import few_rows
 from espalier.rl.probes.checks import (
     TEMPERATURE,
     VERSION,
@@ -180,13 +181,15 @@ class Watch:
         self._has_reported = True
 
     def _round(self, experience: Experience) -> tuple[slice, torch.Tensor | None] | None:
-        """Return (some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are
-        filled; None for log-probs where the trainer's own are that."""
+        """Return (few of the rows, spread over all, their log-probs [n, T'] in the engine's arithmetic), T' as far as
+        they are filled; None for log-probs where the trainer's own are that."""
         count = len(experience.ids)
         if count == 0:
             return None
-        step = max(1, count // MAX_ROWS)
-        rows = slice(None, step * MAX_ROWS, step)
+        lengths = experience.response_mask[:: max(1, count // MAX_ROWS)][:MAX_ROWS].sum(-1).tolist()
+        number = few_rows(lengths, count)
+        step = count // number
+        rows = slice(None, step * number, step)
         dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
         if rounds_nothing(dtype, self.config.precision):
             return rows, None

@@ -59,6 +59,7 @@ def test_losses_that_differ_by_more_than_a_thousandth_are_no_figure() -> None:
     assert check_losses("sft", near) == pytest.approx(0.0005)
     with pytest.raises(SystemExit, match=r"error: sft: .* no figure at equal loss"):
         check_losses("sft", {**near, "best": answer(1, 8, [12.0, 11.88])})
+    assert check_losses("sft", {**near, "best": answer(1, 8, [12.0, 11.88])}, "bf16") == pytest.approx(0.02 / 11.9)
     with pytest.raises(SystemExit, match="equal loss"):
         check_losses("sft", {**near, "best": answer(1, 8, [12.0, float("nan")])})
     with pytest.raises(SystemExit, match="equal work"):
@@ -79,6 +80,8 @@ def test_figures_are_of_seconds_and_peaks_and_dpo_as_it_comes_is_met_with_the_re
     assert dpo["half_billion_dpo_vs_trl_best"]["value"] == 1.0
     grpo = figures_of("grpo", rounds, threads=2)
     assert [(one["goal"], one["met"]) for one in grpo.values()] == [(2.0, True), (2.0, False)]
+    names = [*figures_of("grpo", rounds, 2, "bf16")]
+    assert names == ["half_billion_grpo_bf16_vs_trl_default", "half_billion_grpo_bf16_vs_trl_best"]
 
 
 def test_the_table_says_of_every_side_when_it_was_made() -> None:

@@ -418,7 +418,7 @@ def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCap
     assert found["engine/ratios_outside"] > 0.05
 
 
-def test_where_both_sides_compute_in_float32_no_pass_measures_rounding(
+def test_rounding_is_measured_on_few_rollouts_and_not_where_both_sides_compute_in_float32(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, passes, rescore = sharp_policy(tiny_policy), [], Watch._rescore
@@ -435,7 +435,7 @@ def test_where_both_sides_compute_in_float32_no_pass_measures_rounding(
     for dtype, number in ((torch.float32, 0), (torch.bfloat16, 1)):
         passes.clear()
         found = look(model, say, ask=lambda rows: [], computes_in=dtype)
-        assert len(passes) == number
+        assert [len(rows) for rows, *_ in passes] == [6] * number, "of ten rollouts as many as have 128 tokens"
         assert (found["engine/rounding"] > 0) == bool(number)
     with pytest.raises(ProbeFailed):
         look(model, lambda *row: [value - 0.1 for value in say(*row)], lambda rows: [], is_awake=False,
