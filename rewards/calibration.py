@@ -23,9 +23,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from espalier.data.answers.short_answers import golds
 from espalier.data.answers.stated_answers import Forecast, stated_forecast
-from espalier.data.records import BadInput, Trajectory
-from espalier.rewards.score import Score, ScoreRange
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.rewards.score import ChecksProblems, Score, ScoreRange
 
 SCORES = ("brier", "log")
 _SMALLEST = 1e-4
@@ -97,6 +98,14 @@ class LinguisticCalibrationReward:
     def networks(self) -> dict[str, Any]:
         """None that is given the policy's ids: readers are given texts."""
         return {}
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on a problem without a gold answer, and on one that the reader does not know."""
+        for problem in problems:
+            if not golds(problem.gold):
+                raise BadInput(f"problem '{problem.id}' has no gold answer: a calibration reward needs one")
+        if isinstance(self.forecasts, ChecksProblems):
+            self.forecasts.check_problems(problems)
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:

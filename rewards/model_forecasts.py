@@ -66,11 +66,16 @@ class Questions:
         rows = [row for file in files for row in read_records(Problem, file)]
         self.by_id = {row.id: str(row.info.get("question", row.question)) for row in rows}
 
-    def of(self, trajectory: Trajectory) -> str:
+    def of(self, problem_id: str) -> str:
         """Return it. Raises BadInput where the file lacks the problem."""
-        if trajectory.problem_id not in self.by_id:
-            raise BadInput(f"{self.path}: has no problem '{trajectory.problem_id}': name the file that the task reads")
-        return self.by_id[trajectory.problem_id]
+        if problem_id not in self.by_id:
+            raise BadInput(f"{self.path}: has no problem '{problem_id}': name the file that the task reads")
+        return self.by_id[problem_id]
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on a problem that the file lacks."""
+        for problem in problems:
+            self.of(problem.id)
 
 
 class ModelForecasts:
@@ -91,6 +96,10 @@ class ModelForecasts:
         self.writer = TextWriter(extractor, max_tokens, batch_size)
         self.scorer = TextScorer(forecaster, batch_tokens, attention)
 
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on a problem whose question is not there."""
+        self.questions.check_problems(problems)
+
     def to(self, device: torch.device) -> None:
         """Move both networks."""
         self.writer.model.to(device)  # type: ignore[arg-type]
@@ -100,7 +109,7 @@ class ModelForecasts:
         """Extract, then forecast every answer and the gold (the first of its names), offered or not, as published. A
         response that was cut offers nothing, and its gold has 0. Raises BadInput where a gold is missing."""
         whole = [row for row in trajectories if row.finish_reason == "stop"]
-        questions = [self.questions.of(row) for row in whole]
+        questions = [self.questions.of(row.problem_id) for row in whole]
         lists = self.writer(
             [extraction_prompt(asked, row.response) for asked, row in zip(questions, whole, strict=True)]
         )
@@ -137,6 +146,10 @@ class FactualityReward:
         """Return 0 to 1."""
         return ScoreRange((0.0, 1.0))
 
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on a problem whose question is not there."""
+        self.questions.check_problems(problems)
+
     def to(self, device: torch.device) -> None:
         """Move the network."""
         self.scorer.model.to(device)
@@ -147,6 +160,8 @@ class FactualityReward:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return an outcome each; the part is the probability that the response is right."""
-        scores = self.scorer([(factuality_prompt(self.questions.of(row)), row.response) for row in trajectories])
+        scores = self.scorer(
+            [(factuality_prompt(self.questions.of(row.problem_id)), row.response) for row in trajectories]
+        )
         return [Score(float(score > 0.5 and row.finish_reason == "stop"), parts={"factuality": score})
                 for row, score in zip(trajectories, scores, strict=True)]  # fmt: skip

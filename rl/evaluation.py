@@ -1,6 +1,7 @@
-"""Accuracy on the dev problems, and when a run is over, by that or by what it cost: functions of metrics.jsonl, so that
-a resume counts on."""
+"""Accuracy and reward on the dev problems, and when a run is over, by that or by what it cost: functions of
+metrics.jsonl, so that a resume counts on."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -8,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espalier.data.records import Problem
+from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.metrics import describe_rollouts
+from espalier.rl.metrics import describe_rewards, describe_rollouts
 from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.runtime.background_loop import BackgroundLoop
@@ -17,14 +19,15 @@ from espalier.runtime.distributed import from_main_rank
 from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
+METRICS = ("accuracy", "reward")
 
 
-def read_accuracies(path: Path) -> list[float]:
-    """Return `eval/accuracy` of every evaluation in a metrics.jsonl, oldest first; none where there is no file."""
+def read_evaluations(path: Path, metric: str) -> list[float]:
+    """Return `eval/METRIC` of every evaluation in a metrics.jsonl, oldest first; none where there is no file."""
     if not path.is_file():
         return []
     rows = (json.loads(line) for line in path.read_text().splitlines())
-    return [float(row["eval/accuracy"]) for row in rows if "eval/accuracy" in row]
+    return [float(row[f"eval/{metric}"]) for row in rows if f"eval/{metric}" in row]
 
 
 def read_evaluation(path: Path, done: int) -> dict[str, float]:
@@ -33,9 +36,9 @@ def read_evaluation(path: Path, done: int) -> dict[str, float]:
     return next((row for row in rows if row["step"] == done and "eval/accuracy" in row), {})
 
 
-def evaluations_since_best(accuracies: Sequence[float]) -> int:
+def evaluations_since_best(values: Sequence[float]) -> int:
     """Return evaluations behind the (first) best one."""
-    return len(accuracies) - 1 - accuracies.index(max(accuracies)) if accuracies else 0
+    return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 def spent(path: Path) -> tuple[float, float]:
@@ -67,8 +70,8 @@ class Evaluation:
     source: RolloutSource
     loop: BackgroundLoop
     clock: Clock
-    accuracies: list[float] = field(default_factory=list, init=False)
-    """Of every evaluation of the run so far."""
+    found: list[float] = field(default_factory=list, init=False)
+    """What every evaluation of the run so far found, by `evaluation.metric`."""
 
     def __call__(self, version: int) -> dict[str, float]:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
@@ -81,23 +84,32 @@ class Evaluation:
             groups, refused = from_main_rank(
                 lambda: self.loop.run(sampler.draw(dev, params, name, version, is_cost=False))
             )
+            check_refused(refused, len(dev), self.config.rollout.max_refused_share)
+            if self.config.evaluation.metric == "reward":
+                drawn, reward = groups, self.source.reward
+                groups = from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, drawn, reward)))
         values = self.clock.take("evaluate")
-        check_refused(refused, len(dev), self.config.rollout.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         how = f"{num} samples" if num else "greedy"
-        log.info("iteration %d: accuracy %.3f (%s) on %d dev problems", version, accuracy, how, len(groups))
+        rewards = {}
+        if self.config.evaluation.metric == "reward":
+            rewards = {"eval/reward": describe_rewards(groups)["rollout/reward"]}
+        shown = "".join(f", reward {value:.3f}" for value in rewards.values())
+        log.info("iteration %d: accuracy %.3f%s (%s) on %d dev problems", version, accuracy, shown, how, len(groups))
         kept = ("accuracy", "response_length", "truncated", "unparseable")
         values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
+        values |= rewards
         values["eval/refused"] = float(len(refused))
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(values["seconds/evaluate"], 1e-9)
-        self.accuracies.append(accuracy)
+        self.found.append(values[f"eval/{self.config.evaluation.metric}"])
         return values
 
     def is_patience_over(self, done: int) -> bool:
         """Say whether the evaluations so far end the training after `done` iterations."""
         patience = self.config.evaluation.patience
-        is_over = patience > 0 and evaluations_since_best(self.accuracies) >= patience
+        is_over = patience > 0 and evaluations_since_best(self.found) >= patience
         if is_over:
-            log.info("stopping after iteration %d: no better accuracy in %d evaluations", done, patience)
+            metric = self.config.evaluation.metric
+            log.info("stopping after iteration %d: no better %s in %d evaluations", done, metric, patience)
         return is_over

@@ -16,32 +16,32 @@ from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.engine_arguments import spelled
 from espalier.sampling.weight_buckets import BUCKET_BYTES
-from espalier.training.memory_of_run import cutting_of, model_paths, network_of, numbers_of_reference, of_node
+from espalier.training.memory_of_run import NoPlan, cutting_of, model_paths, network_of, of_node
 from espalier.training.memory_plan import Network, Setup, Work
 from espalier.training.shards import GROUP_BYTES
 
 
 def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
     """Return how a rank of main.py computes its largest pass. Raises NoPlan where a network has none."""
+    if config.kl.kind == "full":
+        raise NoPlan("no memory plan of kl.kind=full: it holds the logits of all tokens, of two networks")
     policy = of_node(config.model, config.lora)
-    networks, frozen, reference = [policy], 0, 0
+    networks, frozen = [policy], 0
     if config.critic is not None:
         networks.append(network_of(str(config.critic.model["path"]), 1))
     if config.implicit_reward is not None:
         networks.append(of_node(config.implicit_reward.model))
     for path in model_paths([config.reward, config.advantage]):
         frozen += network_of(path).shape.parameters
-    if reads_start(config) and not config.lora:
-        reference = policy.shape.parameters
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
-    is_cut = cutting["stage"] == 3 and config.kl.kind != "full"
     kind = "cuda" if is_gpu else "cpu"
     is_half = is_bf16(config.precision, kind)
     return Setup(
         tuple(networks),
         _work(config, num_ranks),
-        frozen=frozen + (0 if is_cut else reference),
-        frozen_cut=numbers_of_reference(policy.shape, is_half) if reference and is_cut else 0,
+        frozen=frozen,
+        reference=policy.shape if reads_start(config) and not config.lora else None,
+        is_start=True,
         is_bf16=is_half,
         is_bf16_fast=has_fast_bf16(kind),
         recomputes=recomputes(config.model.get("gradient_checkpointing")),

@@ -16,7 +16,7 @@ from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
 from espalier.rl.delivery.delivery import sample_canaries
 from espalier.rl.delivery.policy_weights import PolicyWeights
-from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies, read_evaluation
+from espalier.rl.evaluation import Evaluation, is_budget_spent, read_evaluation, read_evaluations
 from espalier.rl.iteration import Iteration
 from espalier.rl.learner import RunState, write_model
 from espalier.rl.ledger import read_waiting
@@ -59,7 +59,7 @@ class Trainer(Iteration):
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
             self.rollout_source.ledger.go_on(read_waiting(self.tracking.path))
-        self.evaluation.accuracies = from_main_rank(lambda: read_accuracies(self.tracking.path))
+        self.evaluation.found = from_main_rank(lambda: read_evaluations(self.tracking.path, config.evaluation.metric))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
         with self.loop, Progress("rl", self._last_iteration, "iteration", first, line_every) as progress:
@@ -83,7 +83,7 @@ class Trainer(Iteration):
         """Make all iterations from `first` on; say whether a signal came before their end."""
         done = first
         try:
-            is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
+            is_new = first == 0 and not self.evaluation.found  # cut early it has been evaluated
             if is_evaluation_due:
                 self._saved = 0
                 self._after(first, from_main_rank(lambda: read_evaluation(self.tracking.path, first)))
@@ -124,7 +124,7 @@ class Trainer(Iteration):
         was cut short."""
         config = self.config.checkpoints
         metrics = {name: value for name, value in (evaluated or {}).items() if name.startswith("eval/")}
-        best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
+        best = checkpoint.Best(f"eval/{self.config.evaluation.metric}", is_lowest=False, keep=config.keep_best)
         state = checkpoint.TrainState(done, self.problems.digest, metrics, is_evaluation_due=evaluated is None)
         checkpoint.save(self.run_dir, self._state, state, config.keep, best)
         self._saved = done

@@ -141,7 +141,8 @@ def assemble(
     if getattr(sampler.task, "kind", "") == "verifiers":
         check_judges(problems.train, reward)
     if isinstance(reward, ChecksProblems):
-        reward.check_problems(problems.train)
+        asked = problems.dev[: config.evaluation.num_problems] if config.evaluation.metric == "reward" else []
+        reward.check_problems([*problems.train, *asked])
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     policy = Policy(
         PolicyLoss(engine, config, params.temperature, kl, reference),

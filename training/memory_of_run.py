@@ -115,12 +115,6 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
     }
 
 
-def numbers_of_reference(shape: Shape, is_half: bool) -> int:
-    """Return how many float32 numbers take the room of a frozen network that ZeRO-3 cuts: of a run in bf16 all but its
-    embeddings is held in halves."""
-    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if is_half else shape.parameters
-
-
 def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float, is_gpu: bool) -> Setup:
     """Return how `trainer_base_ds_mul.py` would compute the largest pass of a run that reads `num_read` times as many
     examples as there are. Raises NoPlan where there is none."""
@@ -128,16 +122,15 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         raise NoPlan("no memory plan of tensor parallelism")
     reference = config.objective.get("reference")
     is_online = config.reference_logprobs == "online" or (config.reference_logprobs == "auto" and num_read <= 1)
-    has_reference = reference and is_online and not (config.lora and reference.get("path") == config.model["path"])
-    is_cut = cutting_of(config.deepspeed, num_ranks, is_gpu)["stage"] == 3
-    read = of_node(reference).shape if has_reference else None
+    is_start = bool(reference) and reference.get("path") == config.model["path"]
     kind = "cuda" if is_gpu else "cpu"
     is_half = is_bf16(config.precision, kind)
     return Setup(
         (of_node(config.model, config.lora),),
         work,
-        frozen=read.parameters if read is not None and not is_cut else 0,
-        frozen_cut=numbers_of_reference(read, is_half) if read is not None and is_cut else 0,
+        reference=of_node(reference).shape if reference and not (config.lora and is_start) else None,
+        is_start=is_start,
+        is_asked_first=not is_online,
         is_bf16=is_half,
         is_bf16_fast=has_fast_bf16(kind),
         recomputes=recomputes(config.model.get("gradient_checkpointing")),
@@ -204,14 +197,16 @@ def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
 
 
 def with_adapters(setup: Setup, rank: int = 16) -> Setup:
-    """Return the run with adapters of `rank` on every linear layer but the head, and no copy of the policy's start."""
+    """Return the run with adapters of `rank` on every linear layer but the head, and no copy of the policy's start;
+    what an engine gets is merged."""
     policy, shape = setup.networks[0], setup.networks[0].shape
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.mlp)
     trained = rank * shape.layers * sides
     adapted = Network(replace(shape, parameters=policy.shape.parameters + trained), trained)
-    return replace(setup, networks=(adapted, *setup.networks[1:]), frozen=max(0, setup.frozen - shape.parameters),
-                   frozen_cut=0)  # fmt: skip
+    delivered = policy.shape.parameters if setup.buffers and not setup.cuts_weights else 0
+    return replace(setup, networks=(adapted, *setup.networks[1:]), delivered=delivered,
+                   reference=None if setup.is_start else setup.reference)  # fmt: skip
 
 
 def fits(setup: Setup, limit: int) -> bool:

@@ -97,13 +97,13 @@ def work_of(placed: PlacedRows, reads: int, passes: int) -> Work:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, `frozen_cut` of further
-    ones cut over the ranks, in float32 numbers. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on
-    their way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`:
-    bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
-    vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy.
-    `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed
-    rows, to be shown."""
+    """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, whole on every rank.
+    `reference` is the network of a reference, which ZeRO 3 cuts: the policy's start (`is_start`), asked before the
+    first step alone (`is_asked_first`). `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their
+    way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes
+    that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary
+    at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy. `recomputes`: what gradient
+    checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed rows, to be shown."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -117,7 +117,9 @@ class Setup:
     live: int = LIVE
     prefetch: int = PREFETCH
     frozen: int = 0
-    frozen_cut: int = 0
+    reference: Shape | None = None
+    is_start: bool = False
+    is_asked_first: bool = False
     is_bf16: bool = True
     is_bf16_fast: bool = True
     recomputes: str = ""
@@ -134,6 +136,11 @@ class Setup:
     def share(self) -> int:
         """Over how many ranks an optimizer is cut."""
         return self.ranks if self.has_deepspeed and self.stage >= 1 else 1
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether no rank holds whole networks."""
+        return self.has_deepspeed and self.stage == 3
 
 
 @dataclass(frozen=True)
@@ -241,13 +248,35 @@ def state_bytes(network: Network, setup: Setup) -> tuple[dict[str, int], dict[st
     return {**({} if setup.offloads_weights else weights_at), **buckets}, host
 
 
+def copied_bytes(shape: Shape, setup: Setup) -> int:
+    """Return what a pass in bf16 rounds of the weights: all that is multiplied, or, where they are cut, one at a time
+    of those that are gathered, the largest of which is the head."""
+    multiplied = shape.parameters - shape.looked_up
+    return 2 * (min(multiplied, shape.vocabulary * shape.hidden) if setup.cuts_weights else multiplied)
+
+
+def reference_bytes(shape: Shape, setup: Setup) -> int:
+    """Return what a reference holds: float32 numbers, or the rank's share of them, of which in bf16 all but the
+    embeddings is held in halves."""
+    if not setup.cuts_weights:
+        return 4 * shape.parameters
+    numbers = (shape.parameters + shape.vocabulary * shape.hidden) // 2 if setup.is_bf16 else shape.parameters
+    return -(-4 * numbers // setup.ranks)
+
+
+def asked_bytes(shape: Shape, setup: Setup) -> dict[str, int]:
+    """Return what a reference takes beside the states where it is asked before the first step."""
+    parts = {"frozen networks": reference_bytes(shape, setup), "scores": score_bytes(shape, setup)}
+    return parts | ({"copies to compute with": copied_bytes(shape, setup)} if setup.is_bf16 else {})
+
+
 def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what a backward pass takes beside the states as it begins, when all activations are there: of a step's
     only pass the gradient of the head is then the first one."""
     shape, trained, stage = network.shape, network.trained, setup.stage if setup.has_deepspeed else 0
     parts = {"activations": activation_bytes(shape, setup), "scores": score_bytes(shape, setup)}
     if setup.is_bf16:
-        parts["copies to compute with"] = 2 * (shape.parameters - shape.looked_up)
+        parts["copies to compute with"] = copied_bytes(shape, setup)
     kept = {0: 4 * trained, 1: 4 * trained, 2: -(-4 * trained // setup.share)}.get(stage, 0)
     is_first = setup.work.passes == 1 or (stage == 2 and setup.offloads_optimizer)
     parts["gradients"] = head_gradient_bytes(network, setup) + (0 if is_first else kept)
@@ -287,14 +316,19 @@ def _added(*rows: dict[str, int]) -> dict[str, int]:
 def memory_plan(setup: Setup) -> Plan:
     """Return what one rank holds at most, in each phase."""
     states = [state_bytes(network, setup) for network in setup.networks]
-    frozen = {"frozen networks": 4 * setup.frozen + -(-4 * setup.frozen_cut // setup.ranks)}
-    rest = _added(frozen, *(device for device, _ in states))
+    held = {"frozen networks": reference_bytes(setup.reference, setup) if setup.reference is not None else 0}
+    is_beside = setup.cuts_weights and setup.offloads_weights
+    on_device = {} if setup.is_asked_first or is_beside else held
+    rest = _added({"frozen networks": 4 * setup.frozen}, on_device, *(device for device, _ in states))
     passes = [_added(rest, pass_bytes(network, setup)) for network in setup.networks]
     steps = [_added(rest, step_bytes(network, setup)) for network in setup.networks]
     largest = [max(rows, key=lambda parts: sum(parts.values())) for rows in (passes, steps)]
     phases = [Phase("between steps", rest), Phase("backward pass", largest[0]), Phase("optimizer step", largest[1])]
+    if setup.reference is not None and setup.is_asked_first:
+        asked = asked_bytes(setup.reference, setup)
+        phases.insert(0, Phase("reference's pass", _added(rest, asked | ({"frozen networks": 0} if is_beside else {}))))
     if setup.delivered or setup.buffers:
         sent = {"delivered copy": 4 * setup.delivered, "delivery buffers": setup.buffers}
         phases.append(Phase("delivery", _added(rest, sent)))
-    host = _added(*(beside for _, beside in states), {"moving average": 4 * setup.averaged})
+    host = _added(*(beside for _, beside in states), held if is_beside else {}, {"moving average": 4 * setup.averaged})
     return Plan(phases, host)

@@ -4,9 +4,9 @@
 
 Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
 which docs/benchmarks.md shows; parts that stand there from the same kind of GPU stay where they are not asked for, each
-with its day and its torch. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a CPU
-with small shapes, whose numbers are no figures; the table says so. A part that fails is in the table with its last
-line, the others go on, and the exit code is 1.
+with its day and its torch, and so does one that fails when it is measured again. Without a GPU, or with `--rehearse`,
+every part runs its rehearsal: the same code on a CPU with small shapes, whose numbers are no figures; the table says
+so. A part that fails is in the table with its last line, the others go on, and the exit code is 1.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,15 +90,23 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_one(name: str, is_rehearsal: bool, scratch: Path) -> None:
-    """In the part's own process: measure, and leave the rows."""
-    rows: list[Row] = importlib.import_module(f"benchmarks.gpu.{name}").measure(is_rehearsal, scratch)
-    write_json(scratch / "rows.json", [asdict(row) for row in rows])
+    """In the part's own process: measure, and leave the rows, those of a part that fails later too."""
+    measured: Iterable[Row] = importlib.import_module(f"benchmarks.gpu.{name}").measure(is_rehearsal, scratch)
+    rows = []
+    for row in measured:
+        rows.append(asdict(row))
+        write_json(scratch / "rows.json", rows)
 
 
 def measured_before(gpu: str, result: Path = RESULT) -> dict[str, dict[str, Any]]:
     """Return the documents of parts that were measured on such a GPU, by their names."""
     stored = json.loads(result.read_text())["detail"]["parts"] if gpu and result.is_file() else []
     return {found["part"]: found for found in stored if found["gpu"] == gpu}
+
+
+def newest(before: dict[str, Any] | None, part: dict[str, Any]) -> dict[str, Any]:
+    """Return the part as it was measured now, or, where it failed, as it was before without an error."""
+    return before if part["error"] and before is not None and not before["error"] else part
 
 
 def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -136,7 +144,8 @@ def main() -> None:
     documents, failed = measured_before(gpu), False
     for name in options.parts or PARTS:
         print(f"gpu_check: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
-        documents[name] = part = run_part(name, gpu, options.output)
+        part = run_part(name, gpu, options.output)
+        documents[name] = newest(documents.get(name), part)
         failed = failed or bool(part["error"])
         print(f"gpu_check: {name}: {part['error'] or 'done'}, {part['seconds']} s", file=sys.stderr, flush=True)
     found = [documents[name] for name in PARTS if name in documents]

@@ -4,6 +4,7 @@ Each is the real program in bf16, as in `benchmarks.gpu.training`, with weights 
 four of them, one at a time; gradient checkpointing is measured beside, which such rows need on smaller GPUs.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +23,9 @@ def shapes(is_rehearsal: bool) -> dict[str, tuple[Shape, tuple[str, ...]]]:
             f"rows of {length:,} tokens, gradient checkpointing": (long, CHECKPOINTED)}  # fmt: skip
 
 
-def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
+def measure(is_rehearsal: bool, folder: Path) -> Iterator[Row]:
     """Train all of them, one after the other."""
-    rows: list[Row] = []
     for number, (name, (shape, settings)) in enumerate(shapes(is_rehearsal).items()):
         own = folder / str(number)
         write_model(own / "model", shape)
-        rows += rows_of(name, run_objective("sft", shape, own, settings), shape)
-    return rows
+        yield from rows_of(name, run_objective("sft", shape, own, settings), shape)

@@ -14,7 +14,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -229,15 +229,15 @@ def beside_trl(kind: str, shape: Shape, folder: Path, speed: float) -> list[Row]
     ]
 
 
-def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
+def measure(is_rehearsal: bool, folder: Path) -> Iterator[Row]:
     """Run all objectives."""
     shape = SHAPES["tiny" if is_rehearsal else "1b"]
     write_model(folder / "model", shape)
-    found = {name: run_objective(name, shape, folder) for name in OBJECTIVES}
-    rows = [row for name, run in found.items() for row in rows_of(name, run, shape)]
-    for kind in ("sft", "dpo"):
-        rows += beside_trl(kind, shape, folder, statistics.median(found[kind]["speeds"]))
-    return rows
+    for name in OBJECTIVES:
+        found = run_objective(name, shape, folder)
+        yield from rows_of(name, found, shape)
+        if name in ("sft", "dpo"):
+            yield from beside_trl(name, shape, folder, statistics.median(found["speeds"]))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ CASES = (
     Case("SFT, LoRA", "sft", settings=("lora=lora",)),
     Case("SFT, ZeRO-2, 2 ranks", "sft", 2, ("deepspeed=zero2",)),
     Case("SFT, ZeRO-3, 4 ranks", "sft", 4, ("deepspeed=zero3",)),
+    Case("SFT, ZeRO-3, bf16, 4 ranks", "sft", 4, ("deepspeed=zero3", "precision=bf16")),
     Case("DPO", "dpo"),
     Case("PRM", "prm"),
     Case("GRPO", "rl", settings=("kl.coefficient=0.05",)),

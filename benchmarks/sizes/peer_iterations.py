@@ -31,13 +31,12 @@ WAYS: dict[str, dict[str, Any]] = {"default": {"attention": "sdpa", "options": {
 
 def own_settings(plan: Plan) -> list[str]:
     """Return settings of ours beside the experiment's, which is one for tiny policies: one engine without a server, of
-    the precision's dtype; attention as a model of this size has it, one pass, in which a problem's prompt stands once."""
+    the precision's dtype; attention as a model of this size has it; one pass, where a problem's prompt stands once."""
     return f"""--drawn-rewards client=data_parallel_engines_partial_block_cache server=none client.num_engines=1
         client.num_threads={plan.threads} client.dtype={DTYPES[plan.precision]}
         client.options.max_num_seqs={GROUP * plan.problems} client.options.enforce_eager=true
-        precision={plan.precision} params.max_tokens={plan.new_tokens} seed=0
-        model.attention=auto update.micro_batch_tokens=2048
-        update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
+        precision={plan.precision} params.max_tokens={plan.new_tokens} seed=0 model.attention=auto
+        update.micro_batch_tokens=2048 update.learning_rate=1.0e-6 update.warmup_steps=0""".split()
 
 
 def peer_settings(plan: Plan) -> dict[str, dict[str, Any]]:

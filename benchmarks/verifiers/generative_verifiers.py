@@ -108,7 +108,8 @@ class Run:
         self.sample("api/vllm/verifications", "written", f"policy={models['rationales']}", "params.n=8",
                     f"requests.solutions={self.path('test')}")  # fmt: skip
         verifier = f"stage.model={models['rationales']}"
-        self.stage("prm/score_steps", "test", "outcome_model", f"stage.model={models['outcome_model']}")
+        self.stage("prm/score_steps", "test", "scores_outcome_model", f"stage.model={models['outcome_model']}",
+                   "stage.layout=whole")  # fmt: skip
         settings: dict[str, tuple[str, ...]] = {
             "direct": (f"stage.model={models['direct']}",),
             "rationales_1": (verifier, written, "stage.max_votes=1"),
@@ -122,19 +123,17 @@ class Run:
 
     def evaluate(self) -> dict[str, Any]:
         """Return the accuracies of votes and best of 8 by every scorer."""
-        files = {name: self.path("outcome_model" if name == "outcome_model" else f"scores_{name}") for name in SCORERS}
-        scores = ",".join(f"{name}:{path}" for name, path in files.items())
+        scores = ",".join(f"{name}:{self.path(f'scores_{name}')}" for name in SCORERS)
         output = self.folder / "evaluation.json"
         run_program(self.log, "run_stage.py", "-cn", "evaluation/evaluate", f"input={self.path('test')}",
-                    f"output={output}", f"stage.scores={{{scores}}}", "stage.aggregates=[last]")  # fmt: skip
+                    f"output={output}", f"stage.scores={{{scores}}}")  # fmt: skip
         accuracy: dict[str, Any] = json.loads(output.read_text())["accuracy"]
         return accuracy
 
 
 def best_of_8(accuracy: dict[str, Any], name: str) -> float:
     """Return the share of problems whose best of 8 by a scorer is right."""
-    suffix = "_last" if name == "outcome_model" else ""
-    return float(accuracy[f"best_of_8_{name}{suffix}"]["mean"])
+    return float(accuracy[f"best_of_8_{name}"]["mean"])
 
 
 def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,9 @@ from espalier.data.answers.short_answers import short_key, token_f1
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
 
-_FINAL = re.compile(r"(?i)final answer:? ?\n?(?:the final answer is)? ?(.+?)(?:\.? ?I hope it is correct|\.?(?:\n|$))")
+_FINAL = re.compile(
+    r"(?i)final answer(?::| is:?)[* ]*\n?(?:the final answer is)? ?(.+?)(?:\.? ?I hope it is correct|\.?(?:\n|$))"
+)
 _FLAN = "The answer is: "
 _ANSWER_TAGS = re.compile(r"</?answer>")
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -59,14 +61,16 @@ def _shown(response: Response) -> str:
 
 
 def check_gsm8k(response: Response, golds: Sequence[str]) -> Result:
-    """The last number of the text, as a number; a text without one must be the ground truth itself."""
+    """The last number of the text, as a number, with or without its percent sign; a text without one must be the ground
+    truth itself."""
     text = _shown(response)
     numbers = numbers_in(re.sub(r"(?<=\d),(?=\d{3})", "", text))
     if not numbers:
         return Result(float(_is_one_of(text, golds)), None, "no number")
     written, number = numbers[-1]
     wanted = [read_number(gold) for gold in golds]
-    is_right = any(gold is not None and is_equal_within_decimals(number, gold) for gold in wanted)
+    is_right = any(gold is not None and (is_equal_within_decimals(number, gold) or number.value == gold.value)
+                   for gold in wanted)  # fmt: skip
     return Result(float(is_right), written, "the last number")
 
 
@@ -74,7 +78,7 @@ def _final_statement(text: str) -> str | None:
     """Return X of the last "Final Answer: The final answer is X. I hope it is correct.\""""
     lines = (" ".join(line.split()) for line in text.split("\n"))
     found = _FINAL.findall("\n".join(line for line in lines if line))
-    return found[-1].strip().strip("$").strip() if found else None
+    return found[-1].strip(" $*") if found else None
 
 
 def math_candidates(text: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from espalier.models.precision import PRECISIONS
 from espalier.rl.combinations.components import demand
+from espalier.rl.evaluation import METRICS
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.schemas import RLConfig
 
@@ -25,6 +26,8 @@ def check_numbers(config: RLConfig) -> None:
     demand(not evaluates or config.evaluation.num_problems >= 1,
            f"evaluation.num_problems must be at least 1, got {config.evaluation.num_problems}, or set "
            "evaluation.every=0")  # fmt: skip
+    demand(config.evaluation.metric in METRICS,
+           f"evaluation.metric must be one of {', '.join(METRICS)}, got '{config.evaluation.metric}'")  # fmt: skip
     for key in ("evaluation.patience", "checkpoints.keep_best"):
         number = attrgetter(key)(config)
         demand(number <= 0 or evaluates, f"{key}={number} goes by evaluations, and evaluation.every="

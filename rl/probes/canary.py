@@ -30,19 +30,16 @@ class Canary:
     start: int
 
 
-def few_rows(lengths: Sequence[int], num_rollouts: int) -> int:
-    """Return how many rows, with responses of `lengths` tokens, cost little beside an iteration of `num_rollouts`: an
-    eighth as many, but two at least, with `ENOUGH_TOKENS` of responses; at most all that there are."""
-    number = num_tokens = 0
-    while number < len(lengths) and not (number >= max(2, num_rollouts // 8) and num_tokens >= ENOUGH_TOKENS):
-        num_tokens += lengths[number]
-        number += 1
-    return number
-
-
-def few_canaries(canaries: list[Canary], num_rollouts: int) -> list[Canary]:
-    """Return the first of them, `few_rows`."""
-    return canaries[: few_rows([len(one.ids) - one.start for one in canaries], num_rollouts)]
+def few_canaries(canaries: Sequence[Canary], num_rollouts: int) -> list[Canary]:
+    """Return the first of them, so many that they cost little beside an iteration of `num_rollouts`: an eighth as many,
+    but two at least, with `ENOUGH_TOKENS` of responses."""
+    kept: list[Canary] = []
+    for canary in canaries:
+        num_tokens = sum(len(one.ids) - one.start for one in kept)
+        if len(kept) >= max(2, num_rollouts // 8) and num_tokens >= ENOUGH_TOKENS:
+            break
+        kept.append(canary)
+    return kept
 
 
 class Scores(NamedTuple):

@@ -17,7 +17,6 @@ from espalier.data.records import BadInput
 from espalier.models.inputs import network
 from espalier.models.precision import autocast
 from espalier.rl.experience import device_of, policy_logits
-from espalier.rl.probes.canary import few_rows
 from espalier.rl.probes.checks import (
     TEMPERATURE,
     VERSION,
@@ -44,6 +43,7 @@ _WARN_RATIO = 0.6  # of what the engine may differ
 _SURPRISE = 0.02  # nats per token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
+_ENOUGH_ROUNDED = 512  # tokens by which what rounding makes is known
 _FEWEST = 64  # tokens that say something of a mean, where others are left out
 
 
@@ -86,6 +86,8 @@ class Watch:
     """Whether the rollouts looked at last were compared."""
     _rounded: tuple[slice, torch.Tensor | None] | None = field(default=None, init=False)
     """Of rows looked at last; without log-probs where rounding changes nothing."""
+    _roundings: list[torch.Tensor] = field(default_factory=list, init=False)
+    """Differences [R] by rounding, of the looks that are not too old, the newest last."""
     _own: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool), init=False)
     """[N, T] of the rollouts looked at last: tokens that the version to be trained drew itself."""
     _is_drifting: bool = field(default=False, init=False)
@@ -147,7 +149,7 @@ class Watch:
             old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
             scored = old if scored is None else scored
             # of the trainer against itself: no matter who drew the tokens
-            rounding = measure_gap(scored, old[:, : scored.shape[1]], mask[:, : scored.shape[1]])
+            rounding = self._pooled((old[:, : scored.shape[1]] - scored)[mask[:, : scored.shape[1]]])
             found["rounding"] = rounding.mean
             fault = self._compare(experience, gap, rounding, found)
             if fault is not None:
@@ -181,13 +183,13 @@ class Watch:
         self._has_reported = True
 
     def _round(self, experience: Experience) -> tuple[slice, torch.Tensor | None] | None:
-        """Return (few of the rows, spread over all, their log-probs [n, T'] in the engine's arithmetic), T' as far as
-        they are filled; None for log-probs where the trainer's own are that."""
+        """Return (some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are
+        filled; None for log-probs where the trainer's own are that. An eighth of the rows is enough once the looks
+        before had enough tokens."""
         count = len(experience.ids)
         if count == 0:
             return None
-        lengths = experience.response_mask[:: max(1, count // MAX_ROWS)][:MAX_ROWS].sum(-1).tolist()
-        number = few_rows(lengths, count)
+        number = min(count, MAX_ROWS if self._num_rounded < _ENOUGH_ROUNDED else max(2, min(MAX_ROWS, count // 8)))
         step = count // number
         rows = slice(None, step * number, step)
         dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
@@ -197,6 +199,20 @@ class Watch:
         ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
         with rounded(network(self.model), dtype):
             return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
+
+    @property
+    def _num_rounded(self) -> int:
+        """Of what rounding is known."""
+        return sum(map(len, self._roundings))
+
+    def _pooled(self, rounding: torch.Tensor) -> Gap:
+        """Return what rounding makes, by its differences [R] of this look and of so many before that these are
+        `_ENOUGH_ROUNDED` tokens: a few rollouts alone may happen to hold none that rounding moves."""
+        self._roundings = [known for known in self._roundings if bool(known.isfinite().all())] + [rounding]
+        while self._num_rounded - len(self._roundings[0]) >= _ENOUGH_ROUNDED:
+            self._roundings.pop(0)
+        known = torch.cat(self._roundings)[None]
+        return measure_gap(torch.zeros_like(known), known, torch.ones_like(known, dtype=torch.bool))
 
     def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
         max_gap, mask = self.config.probes.max_gap, self._own

@@ -101,6 +101,8 @@ class RLEvaluationConfig:
     """problems of dev that are asked"""
     samples: int = 0
     """answers per problem, sampled as rollouts are, whose mean is the accuracy; 0: one greedy answer"""
+    metric: str = "accuracy"
+    """what the best evaluation has most of: accuracy, or reward, for which the run's reward scores the answers too"""
     patience: int = 0
     """evaluations in a row without a new best after which training ends, schedules unchanged; 0: never"""
 

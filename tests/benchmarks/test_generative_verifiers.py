@@ -9,7 +9,7 @@ from benchmarks.verifiers import generative_verifiers
 
 def record(seed: int, direct: float, num_problems: int = 1000) -> dict[str, Any]:
     scorers = {f"best_of_8_{name}": {"mean": direct} for name in generative_verifiers.SCORERS[1:]}
-    accuracy = {**scorers, "best_of_8_outcome_model_last": {"mean": 0.5}, "majority_8": {"mean": 0.25}}
+    accuracy = {**scorers, "best_of_8_outcome_model": {"mean": 0.5}, "majority_8": {"mean": 0.25}}
     recipe = {"num_problems": num_problems, "num_test": 300, "max_steps": 600, "policy": "p"}
     return {"seed": seed, **recipe, "accuracy": accuracy}
 

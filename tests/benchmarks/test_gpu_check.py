@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu import attention, gpu_check, head, large, rl_smoke
 from benchmarks.gpu.gpu_check import PARTS, run_part, table_of
+from benchmarks.gpu.rows import Row
 from benchmarks.gpu.training import SHAPES, Shape, flops_per_token, rows_of
 from benchmarks.result import RESULTS
 
@@ -120,6 +123,25 @@ def test_parts_measured_before_stay_where_the_gpu_is_of_the_same_kind(tmp_path: 
     assert gpu_check.measured_before("H200", path) == {"head": parts[0]}
     assert gpu_check.measured_before("H100", path) == {"large": parts[1]}
     assert gpu_check.measured_before("", path) == {}
+
+
+def test_a_part_that_fails_keeps_what_was_measured_before_and_leaves_its_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before, failed = {"error": "", "rows": [1]}, {"error": "out of memory", "rows": []}
+    assert gpu_check.newest(before, failed) is before
+    assert gpu_check.newest(failed, failed | {"rows": [2]})["rows"] == [2]
+    assert gpu_check.newest(None, failed) is failed
+    assert gpu_check.newest(before, before | {"rows": [2]})["rows"] == [2]
+
+    def measure(is_rehearsal: bool, folder: Path) -> Iterator[Row]:
+        yield Row("sft: speed", 1.0)
+        raise SystemExit("error: dpo")
+
+    monkeypatch.setattr(gpu_check.importlib, "import_module", lambda name: SimpleNamespace(measure=measure))
+    with pytest.raises(SystemExit):
+        gpu_check.run_one("training", True, tmp_path)
+    assert [row["figure"] for row in json.loads((tmp_path / "rows.json").read_text())] == ["sft: speed"]
 
 
 def test_the_table_shows_no_number_of_a_rehearsal() -> None:

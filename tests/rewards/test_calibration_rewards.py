@@ -2,10 +2,11 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.rewards.calibration import (
     ConfidenceReward,
     LinguisticCalibrationReward,
@@ -13,7 +14,7 @@ from espalier.rewards.calibration import (
     confidence_score,
     linguistic_calibration,
 )
-from espalier.rewards.score import StatesRange
+from espalier.rewards.score import ChecksProblems, StatesRange
 from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.combinations import check_proper_score
 from espalier.runtime.schemas import RLConfig
@@ -107,6 +108,21 @@ def test_the_parts_of_the_calibration_reward_are_logged() -> None:
     assert parts == pytest.approx(
         {"log_score": math.log(0.6), "sum_distance": 0.1, "num_answers": 2.0, "gold_probability": 0.6}
     )
+
+
+def test_a_problem_without_a_gold_or_that_the_reader_does_not_know_is_refused_before_anything_is_drawn() -> None:
+    class Reader(StatedForecasts):
+        def check_problems(self, problems: Sequence[Problem]) -> None:
+            raise BadInput(f"no question of {problems[0].id}")
+
+    known = [Problem("a", "?", "Ana")]
+    reward = LinguisticCalibrationReward(StatedForecasts())
+    assert isinstance(reward, ChecksProblems)
+    reward.check_problems(known)
+    with pytest.raises(BadInput, match="problem 'b' has no gold answer"):
+        reward.check_problems([*known, Problem("b", "?", "")])
+    with pytest.raises(BadInput, match="no question of a"):
+        LinguisticCalibrationReward(Reader()).check_problems(known)
 
 
 def test_ranges_hold_the_rewards() -> None:

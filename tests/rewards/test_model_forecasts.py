@@ -79,6 +79,10 @@ def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Pa
     (tmp_path / "other.jsonl").write_text("no problem\n")
     assert Questions(str(tmp_path / "dev.jsonl")).by_id == {"q": "Who hit?"}
     assert Questions(str(tmp_path)).by_id == {"p": "Who sang?", "q": "Who hit?"}
+    known = Questions(str(tmp_path))
+    known.check_problems([Problem("p", "", ""), Problem("q", "", "")])
+    with pytest.raises(BadInput, match="has no problem 'r'"):
+        known.check_problems([Problem("p", "", ""), Problem("r", "", "")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"has none of train\.jsonl, dev\.jsonl, test\.jsonl"):
         Questions(str(tmp_path / "empty"))

@@ -306,9 +306,11 @@ def look(
     is_received: bool = False,
     is_awake: bool = True,
     computes_in: torch.dtype = torch.bfloat16,
+    num_looks: int = 1,
     **limits: Any,
 ) -> dict[str, float]:
-    """The probes' metrics of rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
+    """The probes' metrics of rollouts drawn from the model, the last look's; raises ProbeFailed. `say`: the engine's
+    log-probs."""
     rollouts = []
     for prompt, response in drawn_rollouts(model, temperature):
         logprobs = say(prompt, response)
@@ -322,7 +324,9 @@ def look(
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, return_logprobs=True)
     engines = Answering(ask, is_received, is_awake, computes_in) if ask is not None else None
     watch, experience = Watch(config, model, params, Tokens(), engines), spoil(experience)
-    return watch.look(groups, experience, version=2) | watch.compare(experience)
+    for _ in range(num_looks):
+        found = watch.look(groups, experience, version=2) | watch.compare(experience)
+    return found
 
 
 def kind_of(*arguments: Any, **options: Any) -> str:
@@ -418,7 +422,7 @@ def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCap
     assert found["engine/ratios_outside"] > 0.05
 
 
-def test_rounding_is_measured_on_few_rollouts_and_not_where_both_sides_compute_in_float32(
+def test_where_both_sides_compute_in_float32_no_pass_measures_rounding(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, passes, rescore = sharp_policy(tiny_policy), [], Watch._rescore
@@ -435,11 +439,40 @@ def test_rounding_is_measured_on_few_rollouts_and_not_where_both_sides_compute_i
     for dtype, number in ((torch.float32, 0), (torch.bfloat16, 1)):
         passes.clear()
         found = look(model, say, ask=lambda rows: [], computes_in=dtype)
-        assert [len(rows) for rows, *_ in passes] == [6] * number, "of ten rollouts as many as have 128 tokens"
+        assert [len(rows) for rows, *_ in passes] == [10] * number
         assert (found["engine/rounding"] > 0) == bool(number)
     with pytest.raises(ProbeFailed):
         look(model, lambda *row: [value - 0.1 for value in say(*row)], lambda rows: [], is_awake=False,
              computes_in=torch.float32)  # fmt: skip
+
+
+def test_what_rounding_makes_is_known_by_few_rollouts_once_there_were_many(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten rollouts have 245 tokens: the third look knows 735, and from then on two rollouts are added to what is known.
+    The limit stays, and so does what is clean."""
+    model, rescore = sharp_policy(tiny_policy), Watch._rescore
+    sizes: list[int] = []
+    old: list[torch.Tensor] = []
+
+    def keep(experience: Experience) -> Experience:
+        old[:] = [experience.old_logprobs]
+        return experience
+
+    def counted(self: Watch, ids: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        sizes.append(len(ids))
+        # of two rollouts rounding happens to move nothing
+        return rescore(self, ids, *arguments) if len(ids) == 10 else old[0][[0, 5], : ids.shape[1]]
+
+    monkeypatch.setattr(Watch, "_rescore", counted)
+
+    def say(prompt: list[int], response: list[int]) -> list[float]:
+        return rollout_logprobs(model, prompt, response, noise=0.01)
+
+    first = look(model, say, lambda rows: [], keep)
+    last = look(model, say, lambda rows: [], keep, num_looks=6)
+    assert sizes == [10, 10, 10, 10, 2, 2, 2]
+    assert last["engine/rounding"] == pytest.approx(first["engine/rounding"], rel=0.2)
 
 
 def test_rollouts_of_another_version_are_named(tiny_policy: Path, task: WordArithmetic) -> None:

@@ -173,6 +173,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"dynamic_sampling_rounds": 1, "group_size": 1}, "rollout.dynamic_sampling_rounds=1 .* rollout.group_size=1"),
         ({"patience": 2}, "evaluation.patience=2 .* evaluation.every=0"),
         ({"keep_best": 1}, "checkpoints.keep_best=1 .* evaluation.every=0"),
+        ({"evaluation_metric": "ece"}, "evaluation.metric must be one of accuracy, reward, got 'ece'"),
         ({"evaluation_every": 1, "evaluation_num_problems": 0}, "evaluation.num_problems must be at least 1"),
         ({"minibatch_size": 0}, "minibatch_size must be at least 1, got 0"),
         ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),

@@ -20,7 +20,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies, spent
+from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_evaluations, spent
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
@@ -201,7 +201,7 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     make().run()  # at rate 0 no evaluation is better than the one before the first iteration
     evaluated = [row["step"] for row in read_metrics(tmp_path / "run") if "eval/accuracy" in row]
     assert evaluated == [0, 1, 2]
-    assert len(set(read_accuracies(tmp_path / "run" / "metrics.jsonl"))) == 1
+    assert len(set(read_evaluations(tmp_path / "run" / "metrics.jsonl", "accuracy"))) == 1
     make().run()  # from the checkpoint after iteration 2: the patience is over already
     assert [row["step"] for row in read_metrics(tmp_path / "run") if "rollout/reward" in row] == [1, 2]
 
@@ -276,6 +276,21 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     for name, value in short.policy.engine.model.state_dict().items():
         assert torch.equal(value, exported[name]), name
     assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
+
+
+def test_an_evaluation_by_reward_scores_its_answers_and_keeps_the_best(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    few = {"rollout_num_problems": 2, "num_epochs": 1, "evaluation_every": 1, "save_every": 1, "num_iterations": 1}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", evaluation_metric="reward", **few)
+    by_length = lambda rows: [Score(float(len(row.response_ids))) for row in rows]  # noqa: E731
+    trainer.evaluation.source.reward = by_length
+    trainer.run()
+    rows = [row for row in read_metrics(tmp_path / "run") if "eval/reward" in row]
+    assert [row["eval/reward"] for row in rows] == [row["eval/response_length"] for row in rows]
+    assert trainer.evaluation.found == [row["eval/reward"] for row in rows]
+    assert len(rows) == 2
+    assert read_evaluations(tmp_path / "run" / "metrics.jsonl", "reward") == trainer.evaluation.found
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from espalier.training.memory_plan import (
 # 100 x 8 embedding, as large a head; 2 layers of 4 x 64 attention (2 heads of 4), 3 x 8 x 20 MLP and two norms
 P = 2 * 800 + 2 * (4 * 64 + 480 + 16) + 8
 SHAPE = Shape(P, layers=2, hidden=8, heads=2, kv_heads=2, head_size=4, mlp=20, vocabulary=100, looked_up=800)
+FOUR = MicroBatch(4)
 FP32 = Setup((Network(SHAPE, P),), Work(tokens=10, reads=9), is_bf16=False, max_scores=500)
 
 
@@ -112,13 +113,45 @@ def test_zero_cuts_what_its_stage_cuts() -> None:
 
 
 def test_learners_take_turns_and_what_is_read_lies_beside_them() -> None:
-    both = replace(FP32, networks=(FP32.networks[0], Network(replace(SHAPE, outputs=1), P)), frozen=50, frozen_cut=40,
-                   ranks=2, delivered=30, buffers=77, averaged=20)  # fmt: skip
+    both = replace(FP32, networks=(FP32.networks[0], Network(replace(SHAPE, outputs=1), P)), frozen=50,
+                   reference=replace(SHAPE, parameters=20), ranks=2, delivered=30, buffers=77, averaged=20)  # fmt: skip
     assert parts(both, "between steps") == {"frozen networks": 200 + 80, "weights": 8 * P, "moments": 16 * P}
+    assert len(memory_plan(both).phases) == 4
     assert parts(both, "backward pass")["gradients"] == 4 * P + 3200  # the policy's: a scalar head has no scores
     assert parts(both, "delivery")["delivered copy"] == 120
     assert parts(both, "delivery")["delivery buffers"] == 77
     assert memory_plan(both).host == {"moving average": 80}
+
+
+def test_a_reference_lies_where_it_is_read_and_where_zero_cuts_it() -> None:
+    """400 of its numbers are looked up."""
+    own = replace(SHAPE, parameters=1600, vocabulary=50)
+    beside = replace(FP32, reference=own, is_start=True)
+    assert parts(beside, "between steps")["frozen networks"] == 6400
+    first = replace(beside, is_asked_first=True)
+    assert "frozen networks" not in parts(first, "backward pass")
+    asked = parts(first, "reference's pass")
+    assert (asked["frozen networks"], asked["weights"], asked["scores"]) == (6400, 4 * P, 4 * 9 * 50)
+    cut = replace(beside, has_deepspeed=True, stage=3, ranks=4)
+    assert parts(cut, "between steps")["frozen networks"] == 1600
+    assert parts(replace(cut, is_bf16=True), "between steps")["frozen networks"] == 1000
+    outside = replace(cut, offloads_optimizer=True, offloads_weights=True)
+    assert "frozen networks" not in parts(outside, "between steps")
+    assert memory_plan(outside).host["frozen networks"] == 1600
+    assert "frozen networks" not in parts(with_adapters(beside), "between steps")
+    assert parts(with_adapters(replace(beside, is_start=False)), "between steps")["frozen networks"] == 6400
+
+
+def test_remedies_are_held_against_the_run_that_they_make() -> None:
+    """A reference is cut by ZeRO-3 too; with adapters an engine gets a copy of the policy that is merged."""
+    run = replace(FP32, reference=SHAPE, is_start=True, ranks=8, bucket=10, live=10, prefetch=10)
+    zero3 = next(change.setup for change in changes(run, FOUR) if change.setting == "deepspeed=zero3")
+    assert parts(zero3, "between steps")["frozen networks"] == -(-4 * P // 8)
+    served = replace(run, buffers=8)
+    assert parts(with_adapters(served, rank=2), "delivery")["delivered copy"] == 4 * P
+    assert "delivered copy" not in parts(with_adapters(zero3, rank=2), "between steps")
+    read = replace(served, frozen=P)
+    assert parts(with_adapters(read), "between steps")["frozen networks"] == 4 * P
 
 
 def test_adapters_have_the_only_gradients() -> None:
@@ -186,9 +219,6 @@ def test_parameters_are_counted_as_the_network_has_them(tiny_policy: Path) -> No
         network_of(str(tiny_policy), lora=lora | {"bits": 4})
 
 
-FOUR = MicroBatch(4)
-
-
 def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> None:
     large = replace(FP32, work=Work(tokens=4000, reads=3600), ranks=2)
     peak = memory_plan(large).peak.bytes
@@ -223,8 +253,11 @@ def test_every_engine_is_read_off_its_json(name: str, tiny_policy: Path) -> None
     if name[4:5] in ("1", "2", "3"):
         assert setup.stage == int(name[4])
         assert setup.bucket == 50_000_000
-    assert (setup.frozen_cut > 0) == (setup.stage == 3)
-    assert (setup.frozen > 0) == (setup.stage < 3)
+    own = setup.networks[0].shape
+    assert setup.reference == own
+    in_halves = (own.parameters + own.vocabulary * own.hidden) // 2 if setup.is_bf16 else own.parameters
+    held = memory_plan(setup).phases[0].parts.get("frozen networks", 0)
+    assert held == {"none": 4 * own.parameters, "zero3": 2 * in_halves, "zero3_offload": 0}.get(name, held)
     assert len(setup.networks) == 2
     assert memory_plan(setup).host["moving average"] > 0
 
@@ -292,6 +325,12 @@ def test_rows_are_planned_as_long_as_the_engines_own_options_let_them_be(
 ) -> None:
     words = [f"model.path={tiny_policy}", "output_dir=o", "update.micro_batch_size=1", *given.split()]
     assert rl_setup(compose_config(RLConfig, "rl", words), 1, is_gpu=True).work.tokens == tokens
+
+
+def test_whole_distributions_of_two_networks_have_no_plan(tiny_policy: Path) -> None:
+    words = [f"model.path={tiny_policy}", "output_dir=o", "kl.coefficient=0.1", "kl.kind=full"]
+    with pytest.raises(NoPlan, match=r"no memory plan of kl\.kind=full"):
+        rl_setup(compose_config(RLConfig, "rl", words), 1, is_gpu=True)
 
 
 def test_experts_of_any_name_have_no_plan() -> None:
