@@ -43,7 +43,8 @@ class NQOpen(PublishedTask):
 
 @dataclass(frozen=True)
 class TriviaQA(PublishedTask):
-    """TriviaQA, as questions alone: the evidence is not read. `source` "web" or "wikipedia" names the files."""
+    """TriviaQA, as questions alone: the evidence is not read. `source` "web", "wikipedia" or
+    "unfiltered-web" names the files."""
 
     kind: str = "short_answer"
     source: str = "web"

@@ -191,9 +191,13 @@ def test_a_published_rl_recipe_has_its_published_values(name: str) -> None:
     assert config.evaluation.every == wanted.get("evaluation.every", 0)
 
 
-def test_linguistic_calibration_has_its_published_values() -> None:
-    config = composed("exp/ppo/linguistic_calibration")
-    assert values_of(config, iter(CALIBRATION)) == CALIBRATION
+def test_linguistic_calibration_and_its_baseline_have_their_published_values() -> None:
+    for name, reader in (("", "reward.forecasts.forecaster"), ("_factuality", "reward.path")):
+        config = composed(f"exp/ppo/linguistic_calibration{name}", f"{reader}=E")
+        wanted = {key: value for key, value in CALIBRATION.items() if not name or not key.startswith("reward.")}
+        assert values_of(config, iter(wanted)) == wanted
+        assert config.critic.model.path == "E"
+        assert config.evaluation.metric == "reward"
 
 
 @pytest.mark.parametrize("size", ["rho", "deepseek"])
