@@ -1,9 +1,13 @@
 """What trains along with the policy: a critic and the range of its returns, an implicit reward and who reads it."""
 
+import logging
+from typing import Any
+
 from espalier.rl.combinations.components import class_name, demand, estimators_of, reward_range
 from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.runtime.schemas import RLConfig
 
+log = logging.getLogger(__name__)
 REFERENCES = ("start", "policy")
 UPDATES = ("before", "after")
 _REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
@@ -30,6 +34,22 @@ def check_critic_range(config: RLConfig) -> None:
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     demand(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
+
+
+def warn_of_raw_values(config: RLConfig) -> None:
+    """A critic that begins with a reward model's own logits beside rewards that are normalised."""
+    critic = config.critic
+    if critic is None or critic.model.get("source") != "reward_model" or not _is_normalised(config.reward):
+        return
+    log.warning("the critic begins at the reward model's own logits, and its rewards are normalised: "
+                "its first values are off by the mean that is taken off; choose critic=reward_model_body")  # fmt: skip
+
+
+def _is_normalised(node: Any) -> bool:
+    """Say whether a component at or below a node has a normaliser."""
+    if not isinstance(node, dict):
+        return False
+    return bool(node.get("normaliser")) or any(map(_is_normalised, node.values()))
 
 
 def check_implicit_reward(config: RLConfig) -> None:

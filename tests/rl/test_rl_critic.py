@@ -16,7 +16,7 @@ from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.combinations import check_critic_range
+from espalier.rl.combinations import check_critic_range, warn_of_raw_values
 from espalier.rl.critic import Critic, check_returns, critic_values, describe_values
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
@@ -198,6 +198,18 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts(changes: dict[
 )  # fmt: skip
 def test_parts_that_fit_are_not_refused(changes: dict[str, Any]) -> None:
     check_parts(settings(**changes))
+
+
+def test_a_critic_of_raw_logits_beside_normalised_rewards_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    reward = {"_target_": "R", "terms": {"outcome_model": {"_target_": "O", "normaliser": ""}}}
+    critic = CriticConfig(model={"source": "reward_model"})
+    normalised = {"_target_": "R", "terms": {"outcome_model": {"_target_": "O", "normaliser": "reward_model.json"}}}
+    body = CriticConfig(model={"source": "reward_model_body"})
+    for given, node in ((critic, reward), (body, normalised), (None, normalised)):
+        warn_of_raw_values(settings(critic=given, reward=node))
+    assert not caplog.text
+    warn_of_raw_values(settings(critic=critic, reward=normalised))
+    assert "off by the mean that is taken off; choose critic=reward_model_body" in caplog.text
 
 
 def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
