@@ -215,11 +215,11 @@ def activation_bytes(shape: Shape, setup: Setup) -> int:
     return shape.layers * attention + int((shape.layers - 1 + last_tokens / max(work.tokens, 1)) * behind) + ends
 
 
-def score_bytes(shape: Shape, setup: Setup) -> int:
+def score_bytes(shape: Shape, setup: Setup, has_gradient: bool = True) -> int:
     """Return what log-probs over the vocabulary take at a time: logits as they are computed, and their gradient, which
     a CPU writes over logits that are computed again."""
     asked, at_a_time = setup.work.reads * shape.vocabulary, max(setup.max_scores, setup.least_scored * shape.vocabulary)
-    copies = 2 if setup.is_gpu or asked <= at_a_time else 1
+    copies = 2 if has_gradient and (setup.is_gpu or asked <= at_a_time) else 1
     return 0 if shape.is_scalar else copies * (2 if setup.is_bf16 else 4) * min(asked, at_a_time)
 
 
@@ -266,7 +266,7 @@ def reference_bytes(shape: Shape, setup: Setup) -> int:
 
 def asked_bytes(shape: Shape, setup: Setup) -> dict[str, int]:
     """Return what a reference takes beside the states where it is asked before the first step."""
-    parts = {"frozen networks": reference_bytes(shape, setup), "scores": score_bytes(shape, setup)}
+    parts = {"frozen networks": reference_bytes(shape, setup), "scores": score_bytes(shape, setup, False)}
     return parts | ({"copies to compute with": copied_bytes(shape, setup)} if setup.is_bf16 else {})
 
 

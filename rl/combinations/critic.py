@@ -39,7 +39,8 @@ def check_critic_range(config: RLConfig) -> None:
 def warn_of_raw_values(config: RLConfig) -> None:
     """A critic that begins with a reward model's own logits beside rewards that are normalised."""
     critic = config.critic
-    if critic is None or critic.model.get("source") != "reward_model" or not _is_normalised(config.reward):
+    node = critic.model if critic is not None else None
+    if not isinstance(node, dict) or node.get("source") != "reward_model" or not _is_normalised(config.reward):
         return
     log.warning("the critic begins at the reward model's own logits, and its rewards are normalised: "
                 "its first values are off by the mean that is taken off; choose critic=reward_model_body")  # fmt: skip

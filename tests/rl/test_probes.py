@@ -472,7 +472,7 @@ def test_what_rounding_makes_is_known_by_few_rollouts_once_there_were_many(
     first = look(model, say, lambda rows: [], keep)
     last = look(model, say, lambda rows: [], keep, num_looks=6)
     assert sizes == [10, 10, 10, 10, 2, 2, 2]
-    assert last["engine/rounding"] == pytest.approx(first["engine/rounding"], rel=0.2)
+    assert last["engine/rounding"] == pytest.approx(first["engine/rounding"], rel=0.3)
 
 
 def test_rollouts_of_another_version_are_named(tiny_policy: Path, task: WordArithmetic) -> None:
