@@ -7,7 +7,7 @@ of a step and the peak memory of a process, of SFT, DPO and process rewards, at 
 
 The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
 gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
-same order from the same weights; losses that are not equal in every step, to 1e-3 of them (in bf16 to 1e-2), are an
+same order from the same weights; losses that are not equal in every step, to 1e-3 of them (in bf16 to 2e-3), are an
 error and no figure. A side is a process of its own that nothing else runs beside (three would not fit), and the sides
 take turns, round by round. The first step of a process is left out of its seconds. Its peak memory is the most that it
 was resident with until its last step ended, loading and the passes of a reference included (VmHWM).
