@@ -49,7 +49,7 @@ from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.sampling.engine_arguments import engine_dtype
 from espalier.training.loop_from_config import load_data
-from espalier.training.memory_of_run import device_bytes, model_paths
+from espalier.training.memory_of_run import NoPlan, device_bytes, model_paths
 from espalier.training.predict import find_checkpoints
 
 _WITH_ENGINES = ("OfflineClient", "DataParallelEngines", "RayEngines")
@@ -178,7 +178,10 @@ class CheckedConfig:
         import torch
 
         if isinstance(self.config, RLConfig) and self.config.engine.sleeps:
-            return check_plan(*plan_of(self.config, device_bytes()))
+            try:
+                return check_plan(*plan_of(self.config, device_bytes()))
+            except NoPlan as error:
+                raise Skipped(str(error)) from None
         if not self.needs():
             raise Skipped("no network and no engine of this config's own")
         if torch.cuda.is_available():

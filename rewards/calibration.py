@@ -49,6 +49,13 @@ def confidence_score(confidence: float, is_correct: bool, score: str) -> float:
     return math.log(max(confidence if is_correct else 1 - confidence, _SMALLEST))
 
 
+def check_golds(problems: Sequence[Problem]) -> None:
+    """Raise BadInput on a problem without a gold answer, by which every answer would be wrong."""
+    for problem in problems:
+        if not golds(problem.gold):
+            raise BadInput(f"problem '{problem.id}' has no gold answer: a calibration reward needs one")
+
+
 class Forecasts(Protocol):
     """What reads responses."""
 
@@ -101,9 +108,7 @@ class LinguisticCalibrationReward:
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem without a gold answer, and on one that the reader does not know."""
-        for problem in problems:
-            if not golds(problem.gold):
-                raise BadInput(f"problem '{problem.id}' has no gold answer: a calibration reward needs one")
+        check_golds(problems)
         if isinstance(self.forecasts, ChecksProblems):
             self.forecasts.check_problems(problems)
 
@@ -146,6 +151,10 @@ class ConfidenceReward:
         if self.score not in SCORES or self.correctness_weight < 0:
             raise BadInput(f"a confidence reward needs reward.score {' or '.join(SCORES)} and a weight of at least 0, "
                            f"got '{self.score}' and {self.correctness_weight:g}")  # fmt: skip
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Raise BadInput on a problem without a gold answer."""
+        check_golds(problems)
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:

@@ -73,9 +73,11 @@ class Questions:
         return self.by_id[problem_id]
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Raise BadInput on a problem that the file lacks."""
+        """Raise BadInput on a problem that the file lacks, and where another one of its files has that id."""
         for problem in problems:
-            self.of(problem.id)
+            if self.of(problem.id) != str(problem.info.get("question", problem.question)):
+                raise BadInput(f"{self.path}: problem '{problem.id}' asks another question there: ids have to differ "
+                               "from file to file")  # fmt: skip
 
 
 class ModelForecasts:

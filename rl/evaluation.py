@@ -4,6 +4,7 @@ metrics.jsonl, so that a resume counts on."""
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,11 +80,13 @@ class Evaluation:
         dev = self.problems[: self.config.evaluation.num_problems]
         num = self.config.evaluation.samples
         params = replace(self.source.params, n=num) if num else replace(self.source.params, n=1, temperature=0.0)
+        started = time.monotonic()
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
             groups, refused = from_main_rank(
                 lambda: self.loop.run(sampler.draw(dev, params, name, version, is_cost=False))
             )
+            drawing = time.monotonic() - started
             check_refused(refused, len(dev), self.config.rollout.max_refused_share)
             if self.config.evaluation.metric == "reward":
                 drawn, reward = groups, self.source.reward
@@ -101,7 +104,7 @@ class Evaluation:
         values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
         values |= rewards
         values["eval/refused"] = float(len(refused))
-        values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(values["seconds/evaluate"], 1e-9)
+        values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(drawing, 1e-9)
         self.found.append(values[f"eval/{self.config.evaluation.metric}"])
         return values
 

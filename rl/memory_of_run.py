@@ -23,7 +23,7 @@ from espalier.training.shards import GROUP_BYTES
 
 def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
     """Return how a rank of main.py computes its largest pass. Raises NoPlan where a network has none."""
-    if config.kl.kind == "full":
+    if config.kl.kind == "full" and config.kl.coefficient > 0:
         raise NoPlan("no memory plan of kl.kind=full: it holds the logits of all tokens, of two networks")
     policy = of_node(config.model, config.lora)
     networks, frozen = [policy], 0

@@ -141,7 +141,8 @@ def assemble(
     if getattr(sampler.task, "kind", "") == "verifiers":
         check_judges(problems.train, reward)
     if isinstance(reward, ChecksProblems):
-        asked = problems.dev[: config.evaluation.num_problems] if config.evaluation.metric == "reward" else []
+        is_asked = config.evaluation.every > 0 and config.evaluation.metric == "reward"
+        asked = problems.dev[: config.evaluation.num_problems] if is_asked else []
         reward.check_problems([*problems.train, *asked])
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     policy = Policy(

@@ -26,6 +26,7 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "eval
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
+_BEFORE = {"evaluation.metric": "accuracy"}  # what runs did that did not write such a setting
 NOT_A_SETTING = "no setting"
 _BY_MACHINE = ("precision", "dtype", "attention")  # settings whose `auto` is what a machine does best
 
@@ -68,6 +69,7 @@ def check_run_dir(path: str, config: Any) -> Path:
         different = changed_keys(stored_config(folder), dataclasses.asdict(config))
         # A run of before wrote down no precision but auto; what that was nobody knows.
         different = [row for row in different if row[:2] != ("precision", "auto")]
+        different = [(key, old, new) for key, old, new in different if old is not None or _BEFORE.get(key) != new]
         if old := next((key for key, _, _ in different if key in RENAMED), ""):
             raise BadConfig(f"{folder} holds a run of an earlier version, whose config has '{old}' (it is now "
                             f"'{new_name(old)}'): choose another output_dir")  # fmt: skip

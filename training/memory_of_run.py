@@ -193,6 +193,9 @@ def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
         if is_further and (setup.ranks > 1 or is_offloaded):
             cut = replace(setup, has_deepspeed=True, bucket=bucket, stage=stage, offloads_optimizer=is_offloaded,
                           offloads_weights=is_offloaded and stage == 3)  # fmt: skip
+            if stage == 3 and setup.buffers and not setup.cuts_weights:  # weights are gathered as they are sent
+                shape = setup.networks[0].shape
+                cut = replace(cut, delivered=0, buffers=setup.buffers + 4 * shape.vocabulary * shape.hidden)
             yield Change(f"deepspeed={name}", cut)
 
 

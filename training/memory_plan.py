@@ -264,10 +264,16 @@ def reference_bytes(shape: Shape, setup: Setup) -> int:
     return -(-4 * numbers // setup.ranks)
 
 
-def asked_bytes(shape: Shape, setup: Setup) -> dict[str, int]:
-    """Return what a reference takes beside the states where it is asked before the first step."""
-    parts = {"frozen networks": reference_bytes(shape, setup), "scores": score_bytes(shape, setup, False)}
-    return parts | ({"copies to compute with": copied_bytes(shape, setup)} if setup.is_bf16 else {})
+def asked_bytes(rest: dict[str, int], held: dict[str, int], shape: Shape, setup: Setup) -> dict[str, int]:
+    """Return what is there while a reference that is `held` is asked before the first step, beside the `rest`: plain
+    AdamW has no moments yet, and of weights that have no gradient one is rounded at a time. A run that goes on has its
+    moments and does not ask, but holds the reference for a while too."""
+    scores = {"scores": score_bytes(shape, setup, False)}
+    copies = {"copies to compute with": 2 * min(shape.parameters, shape.vocabulary * shape.hidden)}
+    has_moments = setup.has_deepspeed and setup.stage > 0
+    begun = {name: size for name, size in rest.items() if name != "moments" or has_moments}
+    found = [_added(begun, held, scores, copies if setup.is_bf16 else {}), _added(rest, held)]
+    return max(found, key=lambda parts: sum(parts.values()))
 
 
 def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
@@ -325,8 +331,8 @@ def memory_plan(setup: Setup) -> Plan:
     largest = [max(rows, key=lambda parts: sum(parts.values())) for rows in (passes, steps)]
     phases = [Phase("between steps", rest), Phase("backward pass", largest[0]), Phase("optimizer step", largest[1])]
     if setup.reference is not None and setup.is_asked_first:
-        asked = asked_bytes(setup.reference, setup)
-        phases.insert(0, Phase("reference's pass", _added(rest, asked | ({"frozen networks": 0} if is_beside else {}))))
+        asked = asked_bytes(rest, {} if is_beside else held, setup.reference, setup)
+        phases.insert(0, Phase("reference's pass", asked))
     if setup.delivered or setup.buffers:
         sent = {"delivered copy": 4 * setup.delivered, "delivery buffers": setup.buffers}
         phases.append(Phase("delivery", _added(rest, sent)))

@@ -4,9 +4,10 @@
 
 Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
 which docs/benchmarks.md shows; parts that stand there from the same kind of GPU stay where they are not asked for, each
-with its day and its torch, and so does one that fails when it is measured again. Without a GPU, or with `--rehearse`,
-every part runs its rehearsal: the same code on a CPU with small shapes, whose numbers are no figures; the table says
-so. A part that fails is in the table with its last line, the others go on, and the exit code is 1.
+with its day and its torch, and so does one that fails when it is measured again, which its line says. Without a GPU, or
+with `--rehearse`, every part runs its rehearsal: the same code on a CPU with small shapes, whose numbers are no
+figures; the table says so. A part that fails is in the table with its last line, the others go on, and the exit code is
+1.
 """
 
 import argparse
@@ -105,8 +106,11 @@ def measured_before(gpu: str, result: Path = RESULT) -> dict[str, dict[str, Any]
 
 
 def newest(before: dict[str, Any] | None, part: dict[str, Any]) -> dict[str, Any]:
-    """Return the part as it was measured now, or, where it failed, as it was before without an error."""
-    return before if part["error"] and before is not None and not before["error"] else part
+    """Return the part as it was measured now, or, where it failed, as it was before without an error, and that it
+    failed."""
+    if not part["error"] or before is None or before["error"]:
+        return part
+    return before | {"failed": f"{part['date']}: {part['error']}"}
 
 
 def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -115,7 +119,9 @@ def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]
     for part in parts:
         measured = f"measured {part['date']}, torch {part['versions']['torch']}"
         state = "rehearsed on a CPU: no figures" if part["rehearsal"] else measured
-        rows.append([part["part"], PARTS[part["part"]], "", "", part["error"] or f"{state}, {part['seconds']} s"])
+        failed = f"; FAILED {part['failed']}" if part.get("failed") else ""
+        note = part["error"] or f"{state}, {part['seconds']} s{failed}"
+        rows.append([part["part"], PARTS[part["part"]], "", "", note])
         for row in part["rows"]:
             is_figure = row["value"] is not None and not part["rehearsal"]
             note = row["note"] if row["value"] is None or is_figure else "ran"

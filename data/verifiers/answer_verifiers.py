@@ -17,8 +17,10 @@ from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
 
 _FINAL = re.compile(
-    r"(?i)final answer(?::| is:?)[* ]*\n?(?:the final answer is)? ?(.+?)(?:\.? ?I hope it is correct|\.?(?:\n|$))"
+    r"(?i)final answer\**(?::| is\b:?)[* ]*\n?(?:the final answer is:?[* ]*\n?)? ?(.+?)"
+    r"(?:\.? ?I hope it is correct|\.?(?:\n|$))"
 )
+_HEADING = re.compile(r"(?im)^[#* ]*final answer[:* ]*\n+(.+)$")
 _FLAN = "The answer is: "
 _ANSWER_TAGS = re.compile(r"</?answer>")
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -78,12 +80,12 @@ def _final_statement(text: str) -> str | None:
     """Return X of the last "Final Answer: The final answer is X. I hope it is correct.\""""
     lines = (" ".join(line.split()) for line in text.split("\n"))
     found = _FINAL.findall("\n".join(line for line in lines if line))
-    return found[-1].strip(" $*") if found else None
+    return found[-1].strip().removeprefix("**").removesuffix("**").strip(" $") if found else None
 
 
 def math_candidates(text: str) -> Iterator[str]:
     """Yield what of a response may be its answer: the last box, and what it calls final; only without both what is
-    between the last two dollars; only without that the whole text."""
+    between the last two dollars; only without that the line under a heading that says so, and the whole text."""
     boxes, final = find_boxes(text), _final_statement(text)
     if boxes:
         yield boxes[-1][2]
@@ -94,7 +96,10 @@ def math_candidates(text: str) -> Iterator[str]:
     dollars = [match.start() for match in _DOLLARS.finditer(text)]
     if len(dollars) > 1:
         yield text[dollars[-2] + 1 : dollars[-1]]
-    elif text.strip() and len(text) <= _MAX_WHOLE:
+        return
+    if headed := _HEADING.findall(text):
+        yield headed[-1].strip()
+    if text.strip() and len(text) <= _MAX_WHOLE:
         yield text.strip()
 
 

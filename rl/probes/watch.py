@@ -43,7 +43,6 @@ _WARN_RATIO = 0.6  # of what the engine may differ
 _SURPRISE = 0.02  # nats per token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
-_ENOUGH_ROUNDED = 512  # tokens by which what rounding makes is known
 _FEWEST = 64  # tokens that say something of a mean, where others are left out
 
 
@@ -86,8 +85,8 @@ class Watch:
     """Whether the rollouts looked at last were compared."""
     _rounded: tuple[slice, torch.Tensor | None] | None = field(default=None, init=False)
     """Of rows looked at last; without log-probs where rounding changes nothing."""
-    _roundings: list[torch.Tensor] = field(default_factory=list, init=False)
-    """Differences [R] by rounding, of the looks that are not too old, the newest last."""
+    _roundings: list[tuple[int, torch.Tensor]] = field(default_factory=list, init=False)
+    """Rollouts of a look and their differences [R] by rounding, of the looks that are not too old, the newest last."""
     _own: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool), init=False)
     """[N, T] of the rollouts looked at last: tokens that the version to be trained drew itself."""
     _is_drifting: bool = field(default=False, init=False)
@@ -146,10 +145,11 @@ class Watch:
         found = dict(gap.metrics())
         if self._rounded is not None:
             rows, scored = self._rounded
-            old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
-            scored = old if scored is None else scored
-            # of the trainer against itself: no matter who drew the tokens
-            rounding = self._pooled((old[:, : scored.shape[1]] - scored)[mask[:, : scored.shape[1]]])
+            rounding = self._pooled(experience, rows, scored)
+            is_few = scored is not None and len(scored) < min(MAX_ROWS, len(experience.ids))
+            if is_few and crossed(gap, rounding, self.config.probes.max_gap):
+                rows, scored = self._round(experience, MAX_ROWS) or (rows, scored)
+                rounding = self._pooled(experience, rows, scored)
             found["rounding"] = rounding.mean
             fault = self._compare(experience, gap, rounding, found)
             if fault is not None:
@@ -182,14 +182,16 @@ class Watch:
         log.warning("%s", fault)
         self._has_reported = True
 
-    def _round(self, experience: Experience) -> tuple[slice, torch.Tensor | None] | None:
+    def _round(self, experience: Experience, number: int = 0) -> tuple[slice, torch.Tensor | None] | None:
         """Return (some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are
-        filled; None for log-probs where the trainer's own are that. An eighth of the rows is enough once the looks
-        before had enough tokens."""
+        filled; None for log-probs where the trainer's own are that. `number` of rows (0: an eighth, two at least, where
+        these and the looks before are `MAX_ROWS`, which are taken otherwise)."""
         count = len(experience.ids)
         if count == 0:
             return None
-        number = min(count, MAX_ROWS if self._num_rounded < _ENOUGH_ROUNDED else max(2, min(MAX_ROWS, count // 8)))
+        few = max(2, count // 8)
+        is_known = few + sum(rows for rows, _ in self._roundings) >= MAX_ROWS
+        number = min(count, number or (few if is_known else MAX_ROWS), MAX_ROWS)
         step = count // number
         rows = slice(None, step * number, step)
         dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
@@ -200,18 +202,20 @@ class Watch:
         with rounded(network(self.model), dtype):
             return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
 
-    @property
-    def _num_rounded(self) -> int:
-        """Of what rounding is known."""
-        return sum(map(len, self._roundings))
-
-    def _pooled(self, rounding: torch.Tensor) -> Gap:
-        """Return what rounding makes, by its differences [R] of this look and of so many before that these are
-        `_ENOUGH_ROUNDED` tokens: a few rollouts alone may happen to hold none that rounding moves."""
-        self._roundings = [known for known in self._roundings if bool(known.isfinite().all())] + [rounding]
-        while self._num_rounded - len(self._roundings[0]) >= _ENOUGH_ROUNDED:
-            self._roundings.pop(0)
-        known = torch.cat(self._roundings)[None]
+    def _pooled(self, experience: Experience, rows: slice, scored: torch.Tensor | None) -> Gap:
+        """Return what rounding makes of the trainer's log-probs, whoever drew the tokens: by these rows and the looks
+        before, as many as make `MAX_ROWS` rollouts. A few alone may happen to hold none that rounding moves."""
+        old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
+        scored = old if scored is None else scored
+        own = (old[:, : scored.shape[1]] - scored)[mask[:, : scored.shape[1]]]
+        looks = [*self._roundings, (len(old), own)]
+        if not bool(own.isfinite().all()):
+            looks = looks[-1:]  # and the ones before stay as they are
+        else:
+            while sum(number for number, _ in looks[1:]) >= MAX_ROWS:
+                looks.pop(0)
+            self._roundings = looks
+        known = torch.cat([differences for _, differences in looks])[None]
         return measure_gap(torch.zeros_like(known), known, torch.ones_like(known, dtype=torch.bool))
 
     def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:

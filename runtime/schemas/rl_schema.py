@@ -116,7 +116,8 @@ class RLCheckpointsConfig:
     keep: int = 1
     """the newest checkpoints that are kept"""
     keep_best: int = 0
-    """of the checkpoints saved right after an evaluation, those with the highest accuracy that are kept beside them"""
+    """of the checkpoints saved right after an evaluation, those with the highest accuracy or reward
+    (`evaluation.metric`) that are kept beside them"""
     export_every: int = 0
     """iterations from one model folder that stays (policies/iteration-N), for evaluation apart, to the next; 0: none"""
 

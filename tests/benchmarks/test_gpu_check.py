@@ -128,8 +128,11 @@ def test_parts_measured_before_stay_where_the_gpu_is_of_the_same_kind(tmp_path: 
 def test_a_part_that_fails_keeps_what_was_measured_before_and_leaves_its_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    before, failed = {"error": "", "rows": [1]}, {"error": "out of memory", "rows": []}
-    assert gpu_check.newest(before, failed) is before
+    before = {"part": "head", "error": "", "rows": [], "rehearsal": False, "date": "2026-01-01", "seconds": 3}
+    before |= {"versions": {"torch": "2"}}
+    failed = before | {"error": "out of memory", "date": "2026-02-02"}
+    _, rows = table_of([gpu_check.newest(before, failed)])
+    assert rows[0][-1] == "measured 2026-01-01, torch 2, 3 s; FAILED 2026-02-02: out of memory"
     assert gpu_check.newest(failed, failed | {"rows": [2]})["rows"] == [2]
     assert gpu_check.newest(None, failed) is failed
     assert gpu_check.newest(before, before | {"rows": [2]})["rows"] == [2]

@@ -121,6 +121,8 @@ def test_a_problem_without_a_gold_or_that_the_reader_does_not_know_is_refused_be
     reward.check_problems(known)
     with pytest.raises(BadInput, match="problem 'b' has no gold answer"):
         reward.check_problems([*known, Problem("b", "?", "")])
+    with pytest.raises(BadInput, match="problem 'b' has no gold answer"):
+        ConfidenceReward().check_problems([*known, Problem("b", "?", "")])
     with pytest.raises(BadInput, match="no question of a"):
         LinguisticCalibrationReward(Reader()).check_problems(known)
 

@@ -80,9 +80,12 @@ def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Pa
     assert Questions(str(tmp_path / "dev.jsonl")).by_id == {"q": "Who hit?"}
     assert Questions(str(tmp_path)).by_id == {"p": "Who sang?", "q": "Who hit?"}
     known = Questions(str(tmp_path))
-    known.check_problems([Problem("p", "", ""), Problem("q", "", "")])
+    both = [Problem("p", "Write about singers.", "Ana", {"question": "Who sang?"}), Problem("q", "Who hit?", "Ben")]
+    known.check_problems(both)
     with pytest.raises(BadInput, match="has no problem 'r'"):
-        known.check_problems([Problem("p", "", ""), Problem("r", "", "")])
+        known.check_problems([*both, Problem("r", "", "")])
+    with pytest.raises(BadInput, match="problem 'q' asks another question there"):
+        known.check_problems([Problem("q", "Who ran?", "Ben")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"has none of train\.jsonl, dev\.jsonl, test\.jsonl"):
         Questions(str(tmp_path / "empty"))

@@ -449,8 +449,8 @@ def test_where_both_sides_compute_in_float32_no_pass_measures_rounding(
 def test_what_rounding_makes_is_known_by_few_rollouts_once_there_were_many(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten rollouts have 245 tokens: the third look knows 735, and from then on two rollouts are added to what is known.
-    The limit stays, and so does what is clean."""
+    """Of ten rollouts a look: the second knows twenty, and from then on two are added to what is known. The limit
+    stays, and so does what is clean; where these cross it, as many as ever are looked at."""
     model, rescore = sharp_policy(tiny_policy), Watch._rescore
     sizes: list[int] = []
     old: list[torch.Tensor] = []
@@ -470,8 +470,11 @@ def test_what_rounding_makes_is_known_by_few_rollouts_once_there_were_many(
         return rollout_logprobs(model, prompt, response, noise=0.01)
 
     first = look(model, say, lambda rows: [], keep)
-    last = look(model, say, lambda rows: [], keep, num_looks=6)
-    assert sizes == [10, 10, 10, 10, 2, 2, 2]
+    last = look(model, say, lambda rows: [], keep, num_looks=4)
+    assert sizes == [10, *(10, 10, 2, 2)]
+    far = lambda *row: [value - 0.1 for value in say(*row)]  # noqa: E731
+    look(model, far, lambda rows: [], keep, is_awake=False, num_looks=3, on_fault="warn")
+    assert sizes[-2:] == [2, 10]
     assert last["engine/rounding"] == pytest.approx(first["engine/rounding"], rel=0.3)
 
 

@@ -131,7 +131,9 @@ def test_a_reference_lies_where_it_is_read_and_where_zero_cuts_it() -> None:
     first = replace(beside, is_asked_first=True)
     assert "frozen networks" not in parts(first, "backward pass")
     asked = parts(first, "reference's pass")
-    assert (asked["frozen networks"], asked["weights"], asked["scores"]) == (6400, 4 * P, 4 * 9 * 50)
+    assert asked == {"frozen networks": 6400, "weights": 4 * P, "moments": 8 * P}, "as of a run that goes on"
+    wide = parts(replace(first, work=Work(tokens=900, reads=900), max_scores=10**6), "reference's pass")
+    assert wide == {"frozen networks": 6400, "weights": 4 * P, "scores": 4 * 900 * 50}
     cut = replace(beside, has_deepspeed=True, stage=3, ranks=4)
     assert parts(cut, "between steps")["frozen networks"] == 1600
     assert parts(replace(cut, is_bf16=True), "between steps")["frozen networks"] == 1000
@@ -150,6 +152,10 @@ def test_remedies_are_held_against_the_run_that_they_make() -> None:
     served = replace(run, buffers=8)
     assert parts(with_adapters(served, rank=2), "delivery")["delivered copy"] == 4 * P
     assert "delivered copy" not in parts(with_adapters(zero3, rank=2), "between steps")
+    sent = next(change.setup for change in changes(replace(served, delivered=P), FOUR)
+                if change.setting == "deepspeed=zero3")  # fmt: skip
+    assert parts(sent, "delivery")["delivery buffers"] == 8 + 3200
+    assert "delivered copy" not in parts(sent, "delivery")
     read = replace(served, frozen=P)
     assert parts(with_adapters(read), "between steps")["frozen networks"] == 4 * P
 
