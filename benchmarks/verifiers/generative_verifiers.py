@@ -1,8 +1,8 @@
 """Best of 8 by generative verifiers, by an outcome reward model, and by majority, on word_arithmetic.
 
-    bash scripts/bench.sh generative_verifiers                      seeds 1 to 3
+    bash scripts/bench.sh generative_verifiers                      seeds 1 to 3, a quarter of an hour each on a core
     bash scripts/bench.sh generative_verifiers --seeds 1 --policy MODEL
-    bash scripts/bench.sh generative_verifiers --seeds 1 --num-problems 150 --num-test 20     a small run
+    bash scripts/bench.sh generative_verifiers --seeds 1 --num-problems 1000 --num-test 300 --max-steps 600
     bash scripts/bench.sh generative_verifiers --seeds              the figures of the runs that are kept
 
 The policy is the quick start's. Seed s takes the s-th lot of training problems, samples 8 solutions of each, and trains
@@ -180,9 +180,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--policy", default="", help="the quick start's, made elsewhere")
     parser.add_argument("--folder", default="experiments/verifiers", help="keeps policy and runs")
-    parser.add_argument("--num-problems", type=int, default=1000)
-    parser.add_argument("--num-test", type=int, default=300)
-    parser.add_argument("--max-steps", type=int, default=600, help="optimizer steps of every judge")
+    parser.add_argument("--num-problems", type=int, default=300)
+    parser.add_argument("--num-test", type=int, default=80)
+    parser.add_argument("--max-steps", type=int, default=300, help="optimizer steps of every judge")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     plan, folder = read_plan(Path("benchmarks/credit/plan.yaml")), Path(arguments.folder).resolve()
