@@ -49,7 +49,7 @@ def confidence_score(confidence: float, is_correct: bool, score: str) -> float:
     return math.log(max(confidence if is_correct else 1 - confidence, _SMALLEST))
 
 
-def check_golds(problems: Sequence[Problem]) -> None:
+def check_has_golds(problems: Sequence[Problem]) -> None:
     """Raise BadInput on a problem without a gold answer, by which every answer would be wrong."""
     for problem in problems:
         if not golds(problem.gold):
@@ -108,7 +108,7 @@ class LinguisticCalibrationReward:
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem without a gold answer, and on one that the reader does not know."""
-        check_golds(problems)
+        check_has_golds(problems)
         if isinstance(self.forecasts, ChecksProblems):
             self.forecasts.check_problems(problems)
 
@@ -154,7 +154,7 @@ class ConfidenceReward:
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem without a gold answer."""
-        check_golds(problems)
+        check_has_golds(problems)
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:

@@ -80,7 +80,7 @@ class Evaluation:
         dev = self.problems[: self.config.evaluation.num_problems]
         num = self.config.evaluation.samples
         params = replace(self.source.params, n=num) if num else replace(self.source.params, n=1, temperature=0.0)
-        started = time.monotonic()
+        is_scored, started = self.config.evaluation.metric == "reward", time.monotonic()
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
             groups, refused = from_main_rank(
@@ -88,16 +88,14 @@ class Evaluation:
             )
             drawing = time.monotonic() - started
             check_refused(refused, len(dev), self.config.rollout.max_refused_share)
-            if self.config.evaluation.metric == "reward":
+            if is_scored:
                 drawn, reward = groups, self.source.reward
                 groups = from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, drawn, reward)))
         values = self.clock.take("evaluate")
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         how = f"{num} samples" if num else "greedy"
-        rewards = {}
-        if self.config.evaluation.metric == "reward":
-            rewards = {"eval/reward": describe_rewards(groups)["rollout/reward"]}
+        rewards = {"eval/reward": describe_rewards(groups)["rollout/reward"]} if is_scored else {}
         shown = "".join(f", reward {value:.3f}" for value in rewards.values())
         log.info("iteration %d: accuracy %.3f%s (%s) on %d dev problems", version, accuracy, shown, how, len(groups))
         kept = ("accuracy", "response_length", "truncated", "unparseable")

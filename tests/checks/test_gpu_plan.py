@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from espalier.checks.check import CheckFailed
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.checked_config import CheckedConfig
 from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan
 from espalier.checks.plan_gpu import PlanGpu, check_plan, sharing_of
@@ -142,5 +142,8 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
     with pytest.raises(BadInput, match=r"stage\.gpu_gib must be at least 0"):
         PlanGpu(ONE_GPU_CONFIG, gpu_gib=-1)
     assert "no GPU is here to compare with" in CheckedConfig(config).memory()
+    words = [f"model.path={tiny_policy}", "output_dir=o", "kl.kind=full", "kl.coefficient=0.05"]
+    with pytest.raises(Skipped, match=r"no memory plan of kl\.kind=full"):
+        CheckedConfig(compose_config(RLConfig, ONE_GPU_CONFIG, words)).memory()
     monkeypatch.setattr("espalier.checks.checked_config.node_here", lambda: Node(gpu_gib=1e-5, host_gib=1e-5))
     assert "the preset is none: a model of" in CheckedConfig(config).size()  # it asks for the GPU that is here

@@ -9,6 +9,7 @@ from espalier.data.examples.outcome_examples import JudgedResponse, JudgedRespon
 from espalier.data.jsonl import write_records
 from espalier.data.reader_prompts import NO_ANSWER, extraction_prompt, forecast_prompt, read_answers, write_answers
 from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.text_writer import TextWriter
@@ -82,6 +83,10 @@ def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Pa
     known = Questions(str(tmp_path))
     both = [Problem("p", "Write about singers.", "Ana", {"question": "Who sang?"}), Problem("q", "Who hit?", "Ben")]
     known.check_problems(both)
+    blanks = [Problem("b", " Who ran?\n", "Cy"), Problem("c", "Write.", "D", {"question": "Q? "})]
+    path = str(tmp_path / "blanks.jsonl")
+    write_records(Path(path), blanks)
+    Questions(path).check_problems(ProblemFile(path, kind="short_answer").problems("train"))
     with pytest.raises(BadInput, match="has no problem 'r'"):
         known.check_problems([*both, Problem("r", "", "")])
     with pytest.raises(BadInput, match="problem 'q' asks another question there"):

@@ -472,7 +472,10 @@ def test_what_rounding_makes_is_known_by_few_rollouts_once_there_were_many(
     first = look(model, say, lambda rows: [], keep)
     last = look(model, say, lambda rows: [], keep, num_looks=4)
     assert sizes == [10, *(10, 10, 2, 2)]
-    far = lambda *row: [value - 0.1 for value in say(*row)]  # noqa: E731
+
+    def far(prompt: list[int], response: list[int]) -> list[float]:
+        return [value - 0.1 for value in say(prompt, response)]
+
     look(model, far, lambda rows: [], keep, is_awake=False, num_looks=3, on_fault="warn")
     assert sizes[-2:] == [2, 10]
     assert last["engine/rounding"] == pytest.approx(first["engine/rounding"], rel=0.3)

@@ -283,7 +283,10 @@ def test_an_evaluation_by_reward_scores_its_answers_and_keeps_the_best(
 ) -> None:
     few = {"rollout_num_problems": 2, "num_epochs": 1, "evaluation_every": 1, "save_every": 1, "num_iterations": 1}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", evaluation_metric="reward", **few)
-    by_length = lambda rows: [Score(float(len(row.response_ids))) for row in rows]  # noqa: E731
+
+    def by_length(rows: Sequence[Trajectory]) -> list[Score]:
+        return [Score(float(len(row.response_ids))) for row in rows]
+
     trainer.evaluation.source.reward = by_length
     trainer.run()
     rows = [row for row in read_metrics(tmp_path / "run") if "eval/reward" in row]

@@ -130,6 +130,17 @@ def test_a_run_directory_of_before_is_refused_by_a_line_that_names_the_new_key(t
         check_run_dir(str(folder), config())
 
 
+def test_a_run_that_wrote_no_metric_of_its_evaluations_went_by_accuracy(tmp_path: Path) -> None:
+    folder, made = tmp_path / "run", root_config(RLConfig, output_dir=str(tmp_path / "run"))
+    open_run_dir(str(folder), made)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    del stored["evaluation"]["metric"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
+    assert check_run_dir(str(folder), made) == folder
+    with pytest.raises(BadConfig, match=r"evaluation\.metric: None there, 'reward' now"):
+        check_run_dir(str(folder), root_config(RLConfig, output_dir=str(folder), evaluation_metric="reward"))
+
+
 def test_other_passes_over_the_rollouts_are_another_run() -> None:
     one, two = ({"update": {"num_epochs": number, "max_skipped": number}, "engine": {"concurrency": number}}
                 for number in (1, 2))  # fmt: skip

@@ -13,7 +13,7 @@ from espalier.models.logprobs import response_logprobs
 from espalier.models.token_scores import LEAST_TOKENS
 from espalier.rl.memory_of_run import rl_setup
 from espalier.runtime.entrypoint import compose_config
-from espalier.runtime.schemas import RLConfig
+from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training.memory_of_run import (
     MicroBatch,
     NoPlan,
@@ -24,6 +24,7 @@ from espalier.training.memory_of_run import (
     network_of,
     shape_of,
     smallest_change,
+    train_setup,
     with_adapters,
 )
 from espalier.training.memory_plan import (
@@ -134,6 +135,11 @@ def test_a_reference_lies_where_it_is_read_and_where_zero_cuts_it() -> None:
     assert asked == {"frozen networks": 6400, "weights": 4 * P, "moments": 8 * P}, "as of a run that goes on"
     wide = parts(replace(first, work=Work(tokens=900, reads=900), max_scores=10**6), "reference's pass")
     assert wide == {"frozen networks": 6400, "weights": 4 * P, "scores": 4 * 900 * 50}
+    begun = parts(
+        replace(first, has_deepspeed=True, stage=2, work=Work(900, 900), max_scores=10**6), "reference's pass"
+    )
+    assert begun["moments"] == 8 * P, "DeepSpeed has them from the start"
+    assert "scores" in begun
     cut = replace(beside, has_deepspeed=True, stage=3, ranks=4)
     assert parts(cut, "between steps")["frozen networks"] == 1600
     assert parts(replace(cut, is_bf16=True), "between steps")["frozen networks"] == 1000
@@ -142,6 +148,22 @@ def test_a_reference_lies_where_it_is_read_and_where_zero_cuts_it() -> None:
     assert memory_plan(outside).host["frozen networks"] == 1600
     assert "frozen networks" not in parts(with_adapters(beside), "between steps")
     assert parts(with_adapters(replace(beside, is_start=False)), "between steps")["frozen networks"] == 6400
+
+
+@pytest.mark.parametrize(("how", "num_read", "is_first"), [
+    ("auto", 2.0, True), ("auto", 1.0, False), ("online", 2.0, False), ("precomputed", 1.0, True),
+])  # fmt: skip
+def test_a_reference_is_asked_first_where_the_training_asks_it_so(
+    how: str, num_read: float, is_first: bool, tiny_policy: Path
+) -> None:
+    words = [f"model.path={tiny_policy}", "examples.path=pairs.jsonl", "output_dir=o", f"reference_logprobs={how}"]
+    config = compose_config(TrainConfig, "exp/dpo/word_arithmetic", words)
+    setup = train_setup(config, Work(10, 9), 1, num_read, is_gpu=True)
+    assert setup.is_asked_first == is_first
+    assert setup.reference == setup.networks[0].shape
+    assert setup.is_start
+    names = [phase.name for phase in memory_plan(setup).phases]
+    assert ("reference's pass" in names) == is_first
 
 
 def test_remedies_are_held_against_the_run_that_they_make() -> None:
