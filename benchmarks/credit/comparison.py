@@ -60,7 +60,7 @@ def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str],
         is_planned = row.seed == plan.tuning_seed and row.learning_rate in plan.learning_rates + plan.lower_rates
         if row.is_tuning and is_planned:
             points = given(row.points, row.tokens_before, row.seconds_before)
-            area = mean_accuracy(points, "tokens", plan.cells[row.cell].tuning_tokens)
+            area = mean_accuracy(points, *plan.cells[row.cell].tuning_budget)
             if area is not None and math.isfinite(area):
                 areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
     return areas
@@ -135,7 +135,7 @@ def runs_of_other_rates(plan: Plan, records: Sequence[Record]) -> list[str]:
 def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:
     """Return the cost at which a cell is compared: its budget, or less where a run ended before that."""
     reached = min(reach(points, cost) for row in curves for points in row.seeds.values())
-    budget = {"tokens": float(cell.tokens), "seconds": cell.seconds}.get(cost, 0.0)
+    budget = {"tokens": float(cell.tokens), "seconds": cell.seconds, "updates": float(cell.updates)}[cost]
     return min(reached, budget) if budget > 0 else reached
 
 
@@ -252,7 +252,7 @@ def summarise(
             continue
         found[cell.name] = {}
         figures |= pair_figures(plan, cell, curves, how)
-        for cost in COSTS:
+        for cost in ("updates",) if cell.updates else COSTS:
             at = common_cost(cell, curves, cost)
             rows = compare(cell, curves, cost, at) if at > 0 else []
             found[cell.name][cost] = rows
@@ -268,5 +268,6 @@ def summarise(
                     len(ahead), 1, unit, how=how
                 )
     done = sum(not row.is_tuning for row in records)
-    figures["runs_finished"] = count(done, len(plan.cells) * len(plan.methods) * seeds, "runs", how=how)
+    planned = sum(cell.takes(method) for cell in plan.cells.values() for method in plan.methods.values())
+    figures["runs_finished"] = count(done, planned * seeds, "runs", how=how)
     return figures, tables, found

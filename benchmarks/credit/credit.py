@@ -67,7 +67,7 @@ def asked_runs(
     if arguments.tune:
         return tuning_runs(plan, cells, methods, tuning_areas(plan, records))
     rates = tuned_rates(plan, records)
-    pairs = [(cell.name, method.name) for cell in cells for method in methods]
+    pairs = [(cell.name, method.name) for cell in cells for method in methods if cell.takes(method)]
     if arguments.learning_rate:
         rates = dict.fromkeys(pairs, arguments.learning_rate) | rates
     untuned = [pair for pair in pairs if pair not in rates]

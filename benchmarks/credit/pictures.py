@@ -38,7 +38,7 @@ def draw(plan: Plan, found: Mapping[str, Mapping[str, Sequence[Row]]], folder: P
     written = []
     for name, by_cost in found.items():
         for cost in DRAWN:
-            curves = [row.curves for row in by_cost[cost]]
+            curves = [row.curves for row in by_cost.get(cost, [])]
             if not curves:
                 continue
             what = "generated tokens" if cost == "tokens" else "seconds of iterations on one core"
@@ -60,7 +60,7 @@ def map_points(
     """Return (name, family's number, success at the start, median tokens to the target) of every method and cell."""
     points = []
     for name, by_cost in found.items():
-        rows = by_cost["tokens"]
+        rows = by_cost.get("tokens")  # none of a cell that is measured by updates
         if not rows or start_of([row.curves for row in rows]) <= 0:  # nothing right among all that was asked
             continue
         start = fmean([start_of([row.curves]) for row in rows])

@@ -48,20 +48,32 @@ class Policy:
 
 @dataclass(frozen=True)
 class Cell:
-    """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
-    `process_rewards` are settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates hold
-    here, "" for its own."""
+    """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least, or, in
+    place of both and of `tuning_tokens`, `updates` are what every run has, tuning ones too. `process_rewards` are
+    settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates hold here, "" for its own.
+    `methods`: those that it is for, () for all."""
 
     name: str
     task: tuple[str, ...]
     policy: str
     settings: tuple[str, ...]
-    tokens: int
-    seconds: float
-    tuning_tokens: int
-    target: float
+    tokens: int = 0
+    seconds: float = 0.0
+    tuning_tokens: int = 0
+    target: float = 1.0
     process_rewards: tuple[str, ...] = ()
     rates_of: str = ""
+    updates: int = 0
+    methods: tuple[str, ...] = ()
+
+    @property
+    def tuning_budget(self) -> tuple[str, float]:
+        """The cost by which learning rates are chosen here, and how much of it."""
+        return ("updates", self.updates) if self.updates else ("tokens", self.tuning_tokens)
+
+    def takes(self, method: "Method") -> bool:
+        """Whether a method is run here."""
+        return not self.methods or method.name in self.methods
 
 
 @dataclass(frozen=True)
@@ -121,12 +133,15 @@ def read_plan(path: Path) -> Plan:
         if name not in policies:
             raise BadInput(f"{path}: {place} must be one of the policies, got '{name}'")
     for cell in cells.values():
+        if bool(cell.updates) == bool(cell.tokens) or bool(cell.tokens) != bool(cell.tuning_tokens):
+            raise BadInput(f"{path}: cells.{cell.name} needs updates, or tokens and tuning_tokens, and not both")
         if cell.rates_of and (cell.rates_of not in cells or cells[cell.rates_of].rates_of):
             raise BadInput(f"{path}: cells.{cell.name}.rates_of must be a cell that is tuned itself, got "
                            f"'{cell.rates_of}'")  # fmt: skip
     others = [("baseline", raw["baseline"])]
     others += [(f"methods.{row.name}.against", row.against) for row in methods.values() if row.against]
     others += [(f"methods.{row.name}.baseline", row.baseline) for row in methods.values() if row.baseline]
+    others += [(f"cells.{cell.name}.methods", name) for cell in cells.values() for name in cell.methods]
     for place, name in others:
         if name not in methods:
             raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")
@@ -152,10 +167,13 @@ def _row(path: Path, kind: Any, table: str, name: str, row: Mapping[str, Any]) -
 
 def settings_of(plan: Plan, run: Run) -> list[str]:
     """Return what the run is started with, but for where its files lie: what a stored record must agree with."""
+    budget = [f"stop_after_tokens={run.tokens}", f"stop_after_seconds={run.seconds:g}"]
+    if run.cell.updates:
+        budget = [f"num_iterations={run.cell.updates}"]
     return [
         *("-cn", run.method.config, *plan.settings, *run.cell.task, *run.cell.settings, *run.method.settings),
         *(f"seed={run.seed}", f"update.learning_rate={run.learning_rate:g}"),
-        *(f"stop_after_tokens={run.tokens}", f"stop_after_seconds={run.seconds:g}"),
+        *budget,
     ]
 
 
@@ -169,7 +187,7 @@ def benchmark_runs(
         for seed in seeds
         for cell in cells
         for method in methods
-        if (cell.name, method.name) in rates
+        if cell.takes(method) and (cell.name, method.name) in rates
     ]
 
 
@@ -183,6 +201,7 @@ def tuning_runs(
         for cell in cells
         if not cell.rates_of
         for method in methods
+        if cell.takes(method)
         for rate in wanted_rates(plan, areas.get((cell.name, method.name), {}))
     ]
 

@@ -205,6 +205,7 @@ def test_every_row_of_the_plan_is_a_config_whose_estimator_takes_its_settings() 
         config = compose_config(RLConfig, settings[1], own)
         check_component(config.advantage)
         assert (config.stop_after_tokens, config.stop_after_seconds) == (cell.tokens, cell.seconds)
+        assert config.num_iterations == (cell.updates or 100000)
         assert config.update.learning_rate == 1e-4
         assert config.checkpoints.save_every == config.evaluation.every
 
@@ -216,6 +217,9 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
         ("rates_of: long_arithmetic,", "rates_of: long_arithmetic_rare,", "must be a cell that is tuned itself"),
         ("baseline: grpo", "baseline: gropo", "baseline must be one of the methods"),
         ("tuning_tokens:", "tuning_token:", "has no field 'tuning_token'"),
+        ("tuning_tokens: 200000,", "", "cells.word_arithmetic needs updates, or tokens and tuning_tokens"),
+        ("updates: 40,", "updates: 40, tokens: 9, tuning_tokens: 9,", "and not both"),
+        ("methods: [vineppo_k3,", "methods: [vineppo,", "cells.word_arithmetic_updates.methods must be one of"),
         (
             "start: long_arithmetic,",
             "start: short,",
@@ -268,6 +272,34 @@ def test_a_cell_may_take_its_rates_from_another_one_and_is_not_tuned_then() -> N
     assert tuned_rates(plan, rows) == {("easy", "grpo"): 1e-4, ("hard", "grpo"): 1e-4}
     assert {run.cell.name for run in tuning_runs(plan, [*plan.cells.values()], [GRPO], {})} == {"easy"}
     assert tuned_rates(plan, rows[2:]) == {}, "none of the cell that is named"
+
+
+def test_a_cell_may_be_tuned_and_compared_by_updates_and_only_with_its_methods(tmp_path: Path) -> None:
+    """vine's best rate by tokens is not the one by updates: its updates of 1e-5 cost more."""
+    cell = replace(EASY, tokens=0, seconds=0.0, tuning_tokens=0, updates=2, methods=("vine", "prm"))
+    vine = replace(VINE, against="prm")
+    plan = replace(SMALL, cells={"easy": cell}, methods={"grpo": GRPO, "vine": vine, "prm": replace(PRM, settings=())})
+    rows = [stored("easy", "vine", 1000, [0.2, 0.4, 0.4, 0.0], 1e-4, is_tuning=True),
+            stored("easy", "vine", 1000, [0.2, 0.3, 0.4, 0.9], 1e-5, tokens=9000, is_tuning=True)]  # fmt: skip
+    assert tuning_areas(plan, rows)["easy", "vine"] == pytest.approx({1e-4: 0.35, 1e-5: 0.3})
+    assert tuned_rates(plan, rows) == {("easy", "vine"): 1e-4}
+    assert {run.method.name for run in tuning_runs(plan, [cell], [*plan.methods.values()], {})} == {"vine", "prm"}
+    rates = {("easy", name): 1e-4 for name in plan.methods}
+    runs = benchmark_runs([cell], [*plan.methods.values()], [0], rates)
+    assert [run.method.name for run in runs] == ["vine", "prm"]
+    assert [row for row in settings_of(plan, runs[0]) if "stop_after" in row] == []
+    assert settings_of(plan, runs[0])[-1] == "num_iterations=2"
+    for seed in range(3):
+        rows += [stored("easy", "vine", seed, [0.2, 0.4, 0.6 + seed / 10, 0.9]),
+                 stored("easy", "prm", seed, [0.2, 0.2, 0.2])]  # fmt: skip
+    figures, tables, found = summarise(plan, rows, 3, "bench")
+    figure = figures["easy_vine_minus_prm_at_equal_updates"]
+    assert figure["value"] == pytest.approx(0.225)  # 0.4, 0.425 and 0.45, less 0.2
+    assert figure["unit"].startswith("mean accuracy up to 2 updates")
+    assert figures["runs_finished"]["goal"] == 6
+    assert len(tables) == 1
+    assert [*found["easy"]] == ["updates"]
+    assert draw(plan, found, tmp_path) == [], "curves are drawn over tokens and seconds"
 
 
 def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None:
