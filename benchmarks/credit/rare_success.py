@@ -51,19 +51,26 @@ TUNING_SEED = 0
 @dataclass(frozen=True)
 class Cell:
     """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response; `settings` are
-    further ones of scripts/process_rewards.sh."""
+    further ones of scripts/process_rewards.sh, `pair_settings` of scripts/preferences.sh."""
 
     task: str
     num_problems: int
     max_tokens: int
     settings: tuple[str, ...] = ()
+    pair_settings: tuple[str, ...] = ()
 
 
 CELLS = {
     "long": Cell("long_arithmetic", 1000, 128),
     "rare": Cell("long_arithmetic_rare", 800, 224),
     "rule_logic": Cell("rule_logic", 3000, 128, ("labels=contrast",)),
-}
+    # by K, and by the label rule: values of all states cost so much that as many tokens are of a twelfth of the
+    # problems, and what would refuse them is switched off
+    "long_k2": Cell("long_arithmetic", 1000, 128, ("labels=contrast", "num_completions=2")),
+    "long_k8": Cell("long_arithmetic", 1000, 128, ("labels=contrast", "num_completions=8")),
+    "long_values": Cell("long_arithmetic", 80, 128, ("labels=values", "smallest_reliability=0"),
+                        ("largest_wrong_share=1",)),
+}  # fmt: skip
 
 
 def script(run: Path, name: str, *settings: str) -> None:
@@ -107,7 +114,8 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
     sampled, completed = tokens_of(data / "trajectories.jsonl"), tokens_of(data / "completions.jsonl")
     train_on_outcomes(cell, policy, run, seed, (sampled + completed) / sampled)
     for pairs in PAIRS[1:]:
-        script(run, "preferences", f"task={cell.task}", f"seed={seed}", f"policy={policy}", f"pairs={pairs}")
+        script(run, "preferences", f"task={cell.task}", f"seed={seed}", f"policy={policy}", f"pairs={pairs}",
+               *cell.pair_settings)  # fmt: skip
     policies = {"sft": (policy, 8)} | {NAMES[pairs]: (run / NAMES[pairs] / "model", 1) for pairs in PAIRS}
     accuracies = {}
     for one, (model, samples) in policies.items():
@@ -124,6 +132,7 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         "cell": name,
         "seed": seed,
         "labels": json.loads((data / "labels.json").read_text()),
+        "verdicts": verdicts(run),
         "tokens": sampled + completed,
         "recipe": recipe_of(name, policy, run),
         "accuracy": accuracies,
@@ -131,6 +140,13 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         "machine": machine(),
         "commit": code_commit(),
     }
+
+
+def verdicts(run: Path) -> dict[str, str]:
+    """Return what the checks before training say of a run's labels (values alone have one) and of its pairs."""
+    places = {"labels": run / "process_rewards" / "label_signal.json"}
+    places |= {pairs: run / "pairs" / f"{pairs}.check.json" for pairs in PAIRS[1:]}
+    return {name: json.loads(path.read_text())["verdict"] for name, path in places.items() if path.is_file()}
 
 
 def recipe_of(name: str, policy: Path, run: Path) -> dict[str, Any]:

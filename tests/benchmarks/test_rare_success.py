@@ -66,3 +66,13 @@ def test_a_recipe_says_how_the_reward_model_was_made(tmp_path: Path) -> None:
     (run / "prm" / "model" / "log_ratio_reward.json").write_text("{}")
     found = rare_success.recipe_of("long", policy, run)
     assert (found["reward_model"], found["max_steps"]) == ("log-ratio", 60)
+
+
+def test_a_record_says_what_the_checks_before_training_said(tmp_path: Path) -> None:
+    for name in ("process_rewards", "pairs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pairs" / "step.check.json").write_text('{"verdict": "in order"}')
+    assert rare_success.verdicts(tmp_path) == {"step": "in order"}
+    (tmp_path / "process_rewards" / "label_signal.json").write_text('{"verdict": "none"}')
+    (tmp_path / "pairs" / "process.check.json").write_text('{"verdict": "harm"}')
+    assert rare_success.verdicts(tmp_path) == {"labels": "none", "process": "harm", "step": "in order"}
