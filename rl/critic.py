@@ -64,6 +64,7 @@ class Critic:
     num_steps: int
     micro_batch_tokens: int = 0
     folder = "critic"
+    kept_in = "critics"
     fits_returns = True
     learns_in_score = False
 
@@ -97,9 +98,13 @@ class Critic:
                                 "another output_dir")  # fmt: skip
         self.engine.load_state(folder)
 
+    def save_model(self, folder: Path) -> None:
+        """A standard folder; called on every rank."""
+        self.engine.save_model(folder)
+
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """`critic/`."""
-        write_model(self.engine.save_model, tokenizer, run_dir / "critic")
+        write_model(self.save_model, tokenizer, run_dir / self.folder)
 
     def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the values [N, T] of all rollouts, before the update."""

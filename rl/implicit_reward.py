@@ -58,6 +58,7 @@ class ImplicitReward:
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
     watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
     folder = "implicit_reward"
+    kept_in = "implicit_rewards"
     fits_returns = False
     learns_in_score = True
 
@@ -154,9 +155,13 @@ class ImplicitReward:
         """What `save_state` wrote."""
         self.engine.load_state(folder)
 
+    def save_model(self, folder: Path) -> None:
+        """A standard folder; called on every rank."""
+        self.engine.save_model(folder)
+
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """`implicit_reward/`, a causal LM: `prm/make_log_ratio_reward` makes a reward model of it and its reference."""
-        write_model(self.engine.save_model, tokenizer, run_dir / self.folder)
+        write_model(self.save_model, tokenizer, run_dir / self.folder)
 
 
 def _totals(rewards: torch.Tensor) -> list[float]:

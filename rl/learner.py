@@ -67,6 +67,8 @@ class Learner(Protocol):
     engine: Engine
     folder: str
     """Of its state in a checkpoint; "" is the top, the policy's."""
+    kept_in: str
+    """Folder of a run with the networks of single iterations (`checkpoints.export_every`)."""
     fits_returns: bool
     """Whether it learns the estimator's returns."""
     learns_in_score: bool
@@ -87,6 +89,9 @@ class Learner(Protocol):
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote. Raises BadCheckpoint."""
+
+    def save_model(self, folder: Path) -> None:
+        """Write its network as it is into a standard folder."""
 
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """Write its model folders at the end of a run."""

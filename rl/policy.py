@@ -79,6 +79,7 @@ class Policy:
     watch: Watch | None = None
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
     folder = ""
+    kept_in = "policies"
     fits_returns = False
     learns_in_score = False
 

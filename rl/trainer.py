@@ -182,8 +182,9 @@ class Trainer(Iteration):
             self._evaluated = evaluated or self._evaluate(done)
         with self.metrics.clock.phase("save"):
             if config.checkpoints.export_every > 0 and done % config.checkpoints.export_every == 0:
-                folder = self.run_dir / "policies" / f"iteration-{done:06d}"
-                write_model(self.policy.save_model, self.rollout_source.sampler.tokenizer, folder)
+                for learner in reversed(self.update.learners):  # the policy last, as in save_model
+                    folder = self.run_dir / learner.kept_in / f"iteration-{done:06d}"
+                    write_model(learner.save_model, self.rollout_source.sampler.tokenizer, folder)
             if config.checkpoints.save_every > 0 and not is_last and done % config.checkpoints.save_every == 0:
                 self._save(done, self._evaluated)
 

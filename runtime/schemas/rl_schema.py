@@ -119,7 +119,8 @@ class RLCheckpointsConfig:
     """of the checkpoints saved right after an evaluation, those with the highest accuracy or reward
     (`evaluation.metric`) that are kept beside them"""
     export_every: int = 0
-    """iterations from one model folder that stays (policies/iteration-N), for evaluation apart, to the next; 0: none"""
+    """iterations from one model folder that stays (policies/iteration-N, and critics/ or implicit_rewards/ of a run
+    that has these), for evaluation apart, to the next; 0: none"""
 
 
 @dataclass

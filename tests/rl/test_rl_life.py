@@ -13,6 +13,7 @@ from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem, SampledRollout, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.scalar_head import load_critic
 from espalier.rewards.score import Score
 from espalier.rewards.verifiers import VerifierReward
 from espalier.rl.advantages.gae import GAE
@@ -276,6 +277,21 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     for name, value in short.policy.engine.model.state_dict().items():
         assert torch.equal(value, exported[name]), name
     assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
+
+
+def test_the_critic_of_single_iterations_stays_beside_their_policies(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    """So that a critic is measured on the way, beside the policy whose values it says."""
+    estimator, settings = KINDS["ppo"]
+    few = {"rollout_num_problems": 2, "num_epochs": 1, "evaluation_every": 0, "num_iterations": 2, "export_every": 1}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", estimator, **settings, **few)
+    trainer.run()
+    kept = [load_critic(str(tmp_path / "critics" / f"iteration-00000{number}"), "reward_model") for number in (1, 2)]
+    one, two, last = (model.state_dict() for model in (*kept, critic_of(trainer).engine.model))
+    assert all(torch.equal(value, two[name]) for name, value in last.items())
+    assert any(not torch.equal(value, one[name]) for name, value in last.items())
+    assert {path.name for path in (tmp_path / "policies").iterdir()} == {"iteration-000001", "iteration-000002"}
 
 
 def test_an_evaluation_by_reward_scores_its_answers_and_keeps_the_best(
