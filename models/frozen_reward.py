@@ -5,10 +5,16 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
 from espalier.data.records import Trajectory
 from espalier.data.training_layout import RESPONSES, STEPS, other_prompts, read_training_layout
 from espalier.models.hub_snapshot import local_model
+from espalier.models.in_parts import hold_in_halves
 from espalier.models.load import load_tokenizer
+from espalier.models.log_ratio_reward import is_log_ratio_reward
+from espalier.models.precision import AUTO, is_bf16
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.trained_ends import trained_ends
 
@@ -33,6 +39,20 @@ def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_f
     `check_trained_ends` does."""
     check_trained_ends(path, ends, is_asked_for)
     return load_process_reward(path, attention=attention).requires_grad_(False)
+
+
+def is_held_in_halves(path: str, device_type: str) -> bool:
+    """Say whether `place` holds a reward model in bf16 on that kind of device: one with a head is computed in bf16
+    where that is fast (`rewards.process.row_logits`), the log-probs of two policies in float32."""
+    return not is_log_ratio_reward(path) and is_bf16(AUTO, device_type)
+
+
+def place(model: Any, device: torch.device) -> None:
+    """Move a reward model to the device that it is read on, where its linear layers are held in bf16 if they are
+    computed so."""
+    if isinstance(model, PreTrainedModel) and is_held_in_halves(str(model.config.name_or_path), device.type):
+        hold_in_halves(model)
+    model.to(device)
 
 
 class PromptWatch:

@@ -1,4 +1,5 @@
-"""Loading a network whose weights no process holds whole: each one is cut over the ranks as soon as it is read.
+"""Loading a network whose weights no process holds whole: each one is cut over the ranks as soon as it is read; and
+networks that are only read, of which linear layers are held in bf16.
 
 transformers builds a network without weights, reads safetensors weight by weight and registers each with its module;
 torch calls a hook there. Fused experts, renamed and tied weights, sharded folders and buffers (rotary tables) are
@@ -22,11 +23,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 @dataclass
 class Parts:
-    """`cut` leaves a parameter with this rank's part, in place; every rank calls it for the same ones in turn.
-    `is_half`: the matrices of linear layers are held in bf16, in which autocast multiplies them anyway; not their
-    biases, which DeepSpeed's linear layers add as they are."""
+    """`cut` leaves a parameter with this rank's part, in place; every rank calls it for the same ones in turn; None:
+    weights stay whole. `is_half`: the matrices of linear layers are held in bf16, in which autocast multiplies them
+    anyway; not their biases, which DeepSpeed's linear layers add as they are."""
 
-    cut: Callable[[torch.nn.Parameter], None]
+    cut: Callable[[torch.nn.Parameter], None] | None
     is_half: bool = False
     hashes: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -35,8 +36,8 @@ _parts: ContextVar[Parts | None] = ContextVar("parts", default=None)
 
 
 @contextmanager
-def loaded_in_parts(cut: Callable[[torch.nn.Parameter], None], is_half: bool = False) -> Iterator[None]:
-    """Have networks that are loaded within cut as they are read."""
+def loaded_in_parts(cut: Callable[[torch.nn.Parameter], None] | None, is_half: bool = False) -> Iterator[None]:
+    """Have networks that are loaded within cut, and held in bf16, as they are read (`Parts`)."""
     token = _parts.set(Parts(cut, is_half))
     try:
         yield
@@ -52,8 +53,7 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         yield
         return
     parts.hashes.clear()  # of networks that may be gone, and their places taken by others
-    text = config_of().get_text_config()
-    head = int(text.vocab_size) if getattr(text, "tie_word_embeddings", False) else None
+    head = _tied_head(config_of())
     # A thread pool would read ahead without a limit.
     before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
@@ -65,9 +65,10 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
         bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
-        if parts.is_half and name == "weight" and isinstance(module, torch.nn.Linear) and module.out_features != head:
-            value.data = value.data.to(torch.bfloat16)
-        parts.cut(value)
+        if parts.is_half and name == "weight":
+            _round_matrix(module, value, head)
+        if parts.cut is not None:
+            parts.cut(value)
 
     hook = register_module_parameter_registration_hook(register)
     try:
@@ -77,6 +78,26 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         os.environ.pop("HF_DEACTIVATE_ASYNC_LOAD")
         if before is not None:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
+
+
+def hold_in_halves(model: PreTrainedModel) -> None:
+    """Hold the matrices of linear layers in bf16, of a network that was loaded whole: in autocast it says the same, to
+    the last bit."""
+    head = _tied_head(model.config)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            _round_matrix(layer, layer.weight, head)
+
+
+def _tied_head(config: PretrainedConfig) -> int | None:
+    """Return the numbers that a head shares with the embedding, which is looked up in float32: its outputs."""
+    text = config.get_text_config()
+    return int(text.vocab_size) if getattr(text, "tie_word_embeddings", False) else None
+
+
+def _round_matrix(module: torch.nn.Module, weight: torch.Tensor, head: int | None) -> None:
+    if isinstance(module, torch.nn.Linear) and module.out_features != head:
+        weight.data = weight.data.to(torch.bfloat16)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, f
 from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.data.training_layout import RESPONSES
-from espalier.models.frozen_reward import load_frozen_reward
+from espalier.models.frozen_reward import load_frozen_reward, place
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import scores_from_logits
 from espalier.models.text_writer import TextWriter
@@ -105,7 +105,7 @@ class ModelForecasts:
     def to(self, device: torch.device) -> None:
         """Move both networks."""
         self.writer.model.to(device)  # type: ignore[arg-type]
-        self.scorer.model.to(device)
+        place(self.scorer.model, device)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Forecast]:
         """Extract, then forecast every answer and the gold (the first of its names), offered or not, as published. A
@@ -154,7 +154,7 @@ class FactualityReward:
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
-        self.scorer.model.to(device)
+        place(self.scorer.model, device)
 
     def networks(self) -> dict[str, Any]:
         """None that is given the policy's ids."""

@@ -18,7 +18,7 @@ import torch
 
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.training_layout import RESPONSES
-from espalier.models.frozen_reward import PromptWatch, load_frozen_reward
+from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
 from espalier.models.scalar_head import ScoresSteps, scores_from_logits
 from espalier.rewards.process import row_logits
 from espalier.rewards.score import ANYTHING, Score, ScoreRange, clipped
@@ -88,7 +88,7 @@ class OutcomeModelReward:
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
-        self.model.to(device)  # type: ignore[arg-type]
+        place(self.model, device)
 
     def networks(self) -> dict[str, Any]:
         """Return the one network."""

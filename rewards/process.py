@@ -14,7 +14,7 @@ from espalier.data.batches.packing import Layout, in_batches, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.training_layout import STEPS
-from espalier.models.frozen_reward import PromptWatch, check_trained_ends, load_frozen_reward
+from espalier.models.frozen_reward import PromptWatch, check_trained_ends, load_frozen_reward, place
 from espalier.models.inputs import model_inputs
 from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
@@ -193,7 +193,7 @@ class ProcessReward:
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
-        self.model.to(device)
+        place(self.model, device)
 
     def close(self) -> None:
         """End the engines, where they score."""

@@ -7,6 +7,7 @@ A pass is taken to be as large as the settings let it be: `update.micro_batch_si
 
 import math
 
+from espalier.models.frozen_reward import is_held_in_halves
 from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import max_length_of
 from espalier.models.precision import has_fast_bf16, is_bf16
@@ -17,7 +18,7 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.engine_arguments import spelled
 from espalier.sampling.weight_buckets import BUCKET_BYTES
 from espalier.training.memory_of_run import NoPlan, cutting_of, model_paths, network_of, of_node
-from espalier.training.memory_plan import Network, Setup, Work
+from espalier.training.memory_plan import Network, Setup, Work, held_numbers
 from espalier.training.shards import GROUP_BYTES
 
 
@@ -31,10 +32,10 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         networks.append(network_of(str(config.critic.model["path"]), 1))
     if config.implicit_reward is not None:
         networks.append(of_node(config.implicit_reward.model))
-    for path in model_paths([config.reward, config.advantage]):
-        frozen += network_of(path).shape.parameters
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
     kind = "cuda" if is_gpu else "cpu"
+    for path in model_paths([config.reward, config.advantage]):
+        frozen += held_numbers(network_of(path).shape, is_held_in_halves(path, kind))
     is_half = is_bf16(config.precision, kind)
     return Setup(
         tuple(networks),

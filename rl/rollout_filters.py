@@ -9,7 +9,7 @@ import torch
 
 from espalier.data.records import BadInput
 from espalier.data.training_layout import STEPS
-from espalier.models.frozen_reward import PromptWatch, load_frozen_reward
+from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
 from espalier.rewards.process import score_trajectories
 from espalier.rl.types import RolloutGroup
 
@@ -64,7 +64,7 @@ class ProcessConsistencyFilter:
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
-        self.model.to(device)  # type: ignore[arg-type]
+        place(self.model, device)
 
     def networks(self) -> dict[str, Any]:
         """Name the one network."""

@@ -229,9 +229,10 @@ def cuts_weights(settings: Mapping[str, Any] | None) -> bool:
 
 def loading(settings: Mapping[str, Any] | None, precision: str = "") -> AbstractContextManager[None]:
     """Have networks that are loaded within cut over the ranks, weight by weight, where `settings` cut weights; on every
-    rank. `precision` of a network that is only read: in bf16 its linear layers are held so."""
+    rank. `precision` of a network that is only read: in bf16 its linear layers are held so, cut or whole."""
+    is_half = bool(precision) and is_bf16(precision, device().type)
     if not cuts_weights(settings):
-        return contextlib.nullcontext()
+        return loaded_in_parts(None, is_half=True) if is_half else contextlib.nullcontext()
     deepspeed, first = library(), list[Any]()
 
     def cut(parameter: Any) -> None:
@@ -244,7 +245,6 @@ def loading(settings: Mapping[str, Any] | None, precision: str = "") -> Abstract
         limit_all_groups()
         first.append(parameter)
 
-    is_half = bool(precision) and is_bf16(precision, device().type)
     return loaded_in_parts(cut, is_half=is_half)
 
 

@@ -255,13 +255,15 @@ def copied_bytes(shape: Shape, setup: Setup) -> int:
     return 2 * (min(multiplied, shape.vocabulary * shape.hidden) if setup.cuts_weights else multiplied)
 
 
+def held_numbers(shape: Shape, is_half: bool) -> int:
+    """Return what a network that is only read holds, in numbers of 4 bytes: in bf16 all but the embeddings is held in
+    halves."""
+    return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if is_half else shape.parameters
+
+
 def reference_bytes(shape: Shape, setup: Setup) -> int:
-    """Return what a reference holds: float32 numbers, or the rank's share of them, of which in bf16 all but the
-    embeddings is held in halves."""
-    if not setup.cuts_weights:
-        return 4 * shape.parameters
-    numbers = (shape.parameters + shape.vocabulary * shape.hidden) // 2 if setup.is_bf16 else shape.parameters
-    return -(-4 * numbers // setup.ranks)
+    """Return what a reference holds, or the rank's share of it."""
+    return -(-4 * held_numbers(shape, setup.is_bf16) // (setup.ranks if setup.cuts_weights else 1))
 
 
 def asked_bytes(rest: dict[str, int], held: dict[str, int], shape: Shape, setup: Setup) -> dict[str, int]:

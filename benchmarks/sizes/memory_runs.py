@@ -62,8 +62,10 @@ CASES = (
     Case("SFT, ZeRO-3, 4 ranks", "sft", 4, ("deepspeed=zero3",)),
     Case("SFT, ZeRO-3, bf16, 4 ranks", "sft", 4, ("deepspeed=zero3", "precision=bf16")),
     Case("DPO", "dpo"),
+    Case("DPO, bf16, a reference beside it", "dpo", settings=("precision=bf16", "reference_logprobs=online")),
     Case("PRM", "prm"),
     Case("GRPO", "rl", settings=("kl.coefficient=0.05",)),
+    Case("GRPO, bf16", "rl", settings=("kl.coefficient=0.05", "precision=bf16")),
     Case("PPO with a critic", "rl", settings=("critic=scratch", "advantage=gae", "kl.coefficient=0.05")),
 )
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from espalier.checks.check import CheckFailed
 from espalier.checks.machine import check_device
 from espalier.models import precision
+from espalier.models.frozen_reward import is_held_in_halves, place
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, warn_of_slow_bf16
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.outcome_model import last_logits
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training.deepspeed_engine import _autocast
 from tests.support.rl_cases import root_config
@@ -75,3 +80,26 @@ def test_the_faster_one_is_taken_here() -> None:
             times.append(time.perf_counter() - began)
         seconds[dtype] = min(times[1:])
     assert has_fast_bf16("cpu") is (seconds[torch.bfloat16] < 8 * seconds[torch.float32])
+
+
+def test_a_reward_model_is_held_in_what_it_is_computed_in(is_fast: bool, tiny_policy: Path, tmp_path: Path) -> None:
+    """Half the memory where it is read in bf16, to the same bits; its scores are autocast's."""
+    trained = load_process_reward(str(tiny_policy), 1)
+    torch.nn.init.normal_(trained.get_parameter("score.weight"), std=1.0)
+    trained.save_pretrained(tmp_path)
+    rows = [list(range(3, 40)), list(range(50, 70))]
+    whole, held = (load_process_reward(str(tmp_path)).requires_grad_(False) for _ in range(2))
+    place(held, CPU)
+    for name, value in held.named_parameters():
+        is_half = is_fast and value.dim() == 2 and "embed_tokens" not in name
+        assert value.dtype == (torch.bfloat16 if is_half else torch.float32), name
+    for one, other in zip(last_logits(held, rows, 64), last_logits(whole, rows, 64), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_two_policies_are_read_in_float32_and_held_so(tiny_policy: Path, tmp_path: Path) -> None:
+    write_log_ratio_reward(tmp_path / "prm", str(tiny_policy), str(tiny_policy), Scale())
+    model = load_process_reward(str(tmp_path / "prm"))
+    place(model, CPU)
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert not is_held_in_halves(str(tmp_path / "prm"), "cuda")

@@ -4,6 +4,7 @@ leaves is what a whole one does."""
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config, Pretra
 from benchmarks.gpu.training import Shape, pairs
 from benchmarks.processes.forked import run_ranks
 from espalier.data.jsonl import write_records
+from espalier.models.load import load_reference
+from espalier.models.packing_check import packing_of
+from espalier.training.deepspeed_engine import loading
 from espalier.training.weight_files import join_tensors
 from tests.support.slow import slow_unless
 
@@ -97,6 +101,27 @@ def test_preferences_with_a_cut_reference_are_learnt_as_by_one_process(
     assert curves[0][0] == curves[1][0] == pytest.approx(math.log(2), abs=1e-6)
     assert curves[1] == pytest.approx(curves[0], abs=1e-3)
     assert "could not be asked" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_whole_reference_is_held_in_bf16_and_says_what_a_float32_one_says(name: str, networks: Path) -> None:
+    path = str(networks / name)
+    with loading(None, "fp32"):
+        whole: Any = load_reference(path)
+    with loading(None, "bf16"):
+        held: Any = load_reference(path)
+    found = {key: value.dtype for key, value in held.named_parameters()}
+    assert {value.dtype for value in whole.parameters()} == {torch.float32}
+    assert (
+        found["model.layers.0.mlp.up_proj.weight"] == found["model.layers.1.self_attn.q_proj.weight"] == torch.bfloat16
+    )
+    assert found["model.embed_tokens.weight"] == found["model.norm.weight"] == torch.float32
+    assert found["model.layers.0.self_attn.q_proj.bias"] == torch.float32
+    assert held.get_output_embeddings().weight.dtype == (torch.float32 if name == "qwen2" else torch.bfloat16)
+    assert packing_of(held).choice == packing_of(whole).choice == "packed"
+    ids = torch.randint(0, 160, (3, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(held(ids).logits, whole(ids).logits)
 
 
 def test_a_file_put_together_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:

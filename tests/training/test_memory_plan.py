@@ -129,6 +129,7 @@ def test_a_reference_lies_where_it_is_read_and_where_zero_cuts_it() -> None:
     own = replace(SHAPE, parameters=1600, vocabulary=50)
     beside = replace(FP32, reference=own, is_start=True)
     assert parts(beside, "between steps")["frozen networks"] == 6400
+    assert parts(replace(beside, is_bf16=True), "between steps")["frozen networks"] == 4 * 400 + 2 * 1200
     first = replace(beside, is_asked_first=True)
     assert "frozen networks" not in parts(first, "backward pass")
     asked = parts(first, "reference's pass")
@@ -285,7 +286,7 @@ def test_every_engine_is_read_off_its_json(name: str, tiny_policy: Path) -> None
     assert setup.reference == own
     in_halves = (own.parameters + own.vocabulary * own.hidden) // 2 if setup.is_bf16 else own.parameters
     held = memory_plan(setup).phases[0].parts.get("frozen networks", 0)
-    assert held == {"none": 4 * own.parameters, "zero3": 2 * in_halves, "zero3_offload": 0}.get(name, held)
+    assert held == {"none": 4 * in_halves, "zero3": 2 * in_halves, "zero3_offload": 0}.get(name, held)
     assert len(setup.networks) == 2
     assert memory_plan(setup).host["moving average"] > 0
 
