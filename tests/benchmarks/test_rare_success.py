@@ -46,6 +46,21 @@ def test_pairs_are_held_against_what_grpo_reaches_at_as_many_tokens() -> None:
     assert rare_success.grpo_figures(rows, {}) == {}
 
 
+def test_pairs_are_held_against_outcome_pairs_greedily_and_by_samples_and_met_where_the_interval_is_above_0() -> None:
+    rows = []
+    for seed, gain in ((1, 0.1), (2, 0.2), (3, 0.3)):
+        rows.append(record(seed, 0.9))
+        accuracy = {name: {"greedy": {"mean": 0.5}, "mean": {"mean": 0.4}} for name in rare_success.NAMES.values()}
+        accuracy["step_dpo"] = {"greedy": {"mean": 0.5 - gain}, "mean": {"mean": 0.7 + gain / 10}}
+        rows[-1]["accuracy"] = rows[-1]["accuracy"] | accuracy
+    found = rare_success.figures_of(rows)
+    assert (found["step_minus_outcome"]["value"], found["step_minus_outcome"]["met"]) == (-0.2, False)
+    assert (found["step_sampled_minus_outcome"]["value"], found["step_sampled_minus_outcome"]["met"]) == (0.32, True)
+    assert found["step_sampled_minus_outcome"]["unit"] == "sampled accuracy, 3 seeds"
+    assert found["process_minus_outcome"]["met"] is False, "a difference of 0 is none"
+    assert (found["inner_auc"]["goal"], found["inner_auc"]["met"]) == (0.85, True)
+
+
 def test_records_of_two_recipes_are_not_averaged() -> None:
     rows = [record(1, 0.7), record(2, 0.8) | {"recipe": {"num_epochs": 12}}]
     with pytest.raises(SystemExit, match="long, seeds 1 and 2 are of two recipes"):
