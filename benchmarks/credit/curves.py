@@ -79,8 +79,18 @@ def cost_of(points: Sequence[Point], cost: str, accuracy: float) -> float | None
     return None
 
 
-def median_cost(costs: Sequence[float | None]) -> float | None:
-    """Return the median over seeds, where a run that did not get there (None) costs more than any that did; None where
-    it is not known for that."""
-    middle = median([math.inf if cost is None else cost for cost in costs])
-    return None if math.isinf(middle) else middle
+@dataclass(frozen=True)
+class TargetCost:
+    """Of a target accuracy over the runs of a method, where one that did not get there costs more than any that did:
+    the median, the lowest and the highest; None where it is not known for that."""
+
+    middle: float | None
+    low: float | None
+    high: float | None
+
+
+def target_cost(costs: Sequence[float | None]) -> TargetCost:
+    """Return the cost over seeds (None: did not get there)."""
+    known = [math.inf if cost is None else cost for cost in costs]
+    found = (median(known), min(known), max(known))
+    return TargetCost(*(None if math.isinf(cost) else cost for cost in found))

@@ -12,7 +12,7 @@ from espalier.analysis.curve_figure import Series, curve_figure, map_figure
 
 NAMES = ("outcome", "critic", "Monte-Carlo", "process reward model", "group prefixes", "exact")
 """Of FAMILIES, in the legend."""
-DRAWN = ("tokens", "seconds")
+DRAWN = {"tokens": "generated tokens", "seconds": "seconds of iterations on one core", "updates": "updates"}
 
 
 def series_of(curves: Curves, cost: str) -> Series:
@@ -33,15 +33,15 @@ def series_of(curves: Curves, cost: str) -> Series:
 
 
 def draw(plan: Plan, found: Mapping[str, Mapping[str, Sequence[Row]]], folder: Path) -> list[Path]:
-    """Write CELL-tokens.svg, CELL-seconds.svg and map.svg; return their paths."""
+    """Write CELL-tokens.svg and CELL-seconds.svg, CELL-updates.svg of cells that are compared by updates, and map.svg;
+    return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, by_cost in found.items():
-        for cost in DRAWN:
+        for cost, what in DRAWN.items():
             curves = [row.curves for row in by_cost.get(cost, [])]
-            if not curves:
+            if not curves or (cost == "updates" and not plan.cells[name].updates):
                 continue
-            what = "generated tokens" if cost == "tokens" else "seconds of iterations on one core"
             title = f"{name}: accuracy on held-out problems, mean over seeds (how many), 95 % bands"
             svg = curve_figure(title, NAMES, [series_of(row, cost) for row in curves], what, "per cent")
             written.append(_write(folder / f"{name}-{cost}.svg", svg))
@@ -64,8 +64,8 @@ def map_points(
         if not rows or start_of([row.curves for row in rows]) <= 0:  # nothing right among all that was asked
             continue
         start = fmean([start_of([row.curves]) for row in rows])
-        points += [(f"{name}: {row.curves.method}", FAMILIES.index(row.curves.family), start, row.to_target)
-                   for row in rows if row.to_target != 0]  # fmt: skip
+        points += [(f"{name}: {row.curves.method}", FAMILIES.index(row.curves.family), start, row.to_target.middle)
+                   for row in rows if row.to_target.middle != 0]  # fmt: skip
     return points
 
 

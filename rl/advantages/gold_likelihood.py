@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 from espalier.data.records import BadInput
 from espalier.rl.advantages.rloo import leave_one_out
-from espalier.rl.credit.answer_tokens import answer_tokens, check_answer_template
+from espalier.rl.credit.answer_tokens import answers_behind_states, check_answer_template
 from espalier.rl.credit.process_credit import check_value_scale
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import fill_values, step_advantages
@@ -97,24 +97,10 @@ class GoldLikelihood:
 
     def state_values(self, groups: Sequence[RolloutGroup], context: EstimatorContext) -> list[list[float]]:
         """Read V of the states before each step of every rollout, as long as they leave room for an answer."""
-        tokenizer = context.sampler.tokenizer
-        prefixes: list[list[int]] = []
-        counted: list[list[int]] = []
-        numbers: list[tuple[int, int]] = []
-        for group in groups:
-            answers = answer_tokens(
-                group.problem, self.answer_template, tokenizer, context.decode, counts_end=self.counts_end
-            )
-            last = context.params.max_tokens - max(map(len, answers))
-            for trajectory in (at_least_one_step(rollout.trajectory) for rollout in group.rollouts):
-                starts = [0, *trajectory.step_ends[:-1]][: len(trajectory.step_ends)]
-                starts = [start for start in starts if start <= last]
-                for start in starts:
-                    state = trajectory.prompt_ids + trajectory.response_ids[:start]
-                    prefixes += [state + answer.given for answer in answers]
-                    counted += [answer.counted for answer in answers]
-                numbers.append((len(starts), len(answers)))
-        sums = context.continuation_logprobs(prefixes, counted)
+        asked = [answers_behind_states(group, self.answer_template, context, self.counts_end) for group in groups]
+        numbers = [number for own in asked for number in own.numbers]
+        counted = [rest for own in asked for rest in own.counted]
+        sums = context.continuation_logprobs([state for own in asked for state in own.prefixes], counted)
         lengths = [len(rest) if self.per_token else 1 for rest in counted]
         likelihoods = iter([math.exp(total / length) for total, length in zip(sums, lengths, strict=True)])
         return [

@@ -1,5 +1,7 @@
 """REINFORCE++ (Hu 2025): every token's reward to come, whitened over all tokens of the iteration. No critic.
 
+A_t = (G_t - mean of G) / deviation of G, with G_t = sum over u >= t of gamma^(u - t) r_u.
+
 With `has_group_baseline` the group's mean reward is taken off first (the paper's variant for several rollouts of a
 problem), so that whitening compares rollouts within and not between problems. With process rewards that is the mean of
 what the group's rollouts still had to come at the same token (rl/credit/baselines.py).

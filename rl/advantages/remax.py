@@ -1,7 +1,8 @@
 """ReMax (Li et al. 2024): the baseline of a problem's rollouts is the reward of its greedy response. No critic.
 
-The paper has one reward, at the end: every token is compared with the greedy response's. With process rewards a token
-is compared with what the greedy response still had to come at the same token (rl/credit/baselines.py).
+The paper has one reward, at the end: every token is compared with the greedy response's, A_t = R - R(greedy). With
+process rewards a token is compared with what the greedy response still had to come at the same token
+(rl/credit/baselines.py).
 """
 
 from collections.abc import Sequence

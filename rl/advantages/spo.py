@@ -2,8 +2,9 @@
 
 Where a sampled token was improbable the policy might have gone another way, so the value of a state changes there and
 hardly between. Segments end after cut points of that kind, and only improbable tokens get an advantage (the
-probability mask). The published code leaves the other tokens out of the loss's mean, too; here the loss is divided by
-all tokens, so that a step is smaller by their share, which Adam takes no notice of where no gradient is clipped.
+probability mask): A_t = V(end of its segment) - V(its start) where p_t < threshold, else 0. The published code leaves
+the other tokens out of the loss's mean, too; here the loss is divided by all tokens, so that a step is smaller by their
+share, which Adam takes no notice of where no gradient is clipped.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """VinePPO (Kazemnejad et al. 2024): Monte-Carlo credit at step ends. No critic.
 
 States are cut at step ends in token space: the prompt, and the prompt with the first i steps, i < S. The value of a
-state is the mean reward of K completions sampled from it; a step is worth the change in value it makes.
+state is the mean reward of K completions sampled from it, V(s_i) = sum_k R(completion k of s_i) / K; a step is worth
+the change in value it makes, A(step i) = V(s_i) - V(s_{i-1}), with V(s_S) = R.
 """
 
 from collections.abc import Sequence

@@ -7,6 +7,9 @@ from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput, Problem
 from espalier.data.steps import Decode
 from espalier.data.token_text import read_tokens
+from espalier.rl.credit.state_cutters import at_least_one_step
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.types import RolloutGroup
 
 MARK = "{gold}"
 
@@ -55,4 +58,33 @@ def answer_tokens(
                            "advantage.answer_template")  # fmt: skip
         num_given = sum(stop <= len(head) for stop in read.ends[1:])
         found.append(AnswerTokens(ids[:num_given], ids[num_given:] + end))
+    return found
+
+
+@dataclass(frozen=True)
+class AnswersBehindStates:
+    """Of the rollouts of one problem: tokens that are given (a state and how an answer is announced) beside those that
+    are counted, every answer behind every state; `numbers`: of each rollout its states and the answers."""
+
+    prefixes: list[list[int]]
+    counted: list[list[int]]
+    numbers: list[tuple[int, int]]
+
+
+def answers_behind_states(
+    group: RolloutGroup, template: str, context: EstimatorContext, counts_end: bool
+) -> AnswersBehindStates:
+    """Set the problem's answers behind the states before each step of its rollouts, as long as these leave room for
+    them below `params.max_tokens`."""
+    answers = answer_tokens(group.problem, template, context.sampler.tokenizer, context.decode, counts_end=counts_end)
+    last = context.params.max_tokens - max(map(len, answers))
+    found = AnswersBehindStates([], [], [])
+    for trajectory in (at_least_one_step(rollout.trajectory) for rollout in group.rollouts):
+        starts = [0, *trajectory.step_ends[:-1]][: len(trajectory.step_ends)]
+        starts = [start for start in starts if start <= last]
+        for start in starts:
+            state = trajectory.prompt_ids + trajectory.response_ids[:start]
+            found.prefixes.extend(state + answer.given for answer in answers)
+            found.counted.extend(answer.counted for answer in answers)
+        found.numbers.append((len(starts), len(answers)))
     return found

@@ -22,7 +22,7 @@ from benchmarks.credit.comparison import (
     tuning_areas,
 )
 from benchmarks.credit.credit import missing
-from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
+from benchmarks.credit.curves import Point, TargetCost, accuracy_at, cost_of, mean_accuracy, points_of, target_cost
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
 from benchmarks.credit.pictures import draw, map_points, series_of
 from benchmarks.credit.plan import Cell, Method, Plan, Policy, Run, benchmark_runs, read_plan, settings_of, tuning_runs
@@ -131,10 +131,11 @@ def test_what_is_spent_before_the_first_update_teaches_nothing() -> None:
 
 
 def test_runs_that_did_not_get_there_cost_more_than_any_that_did() -> None:
-    assert median_cost([3.0, None, 5.0]) == 5.0
-    assert median_cost([3.0, 4.0, None, 8.0]) == 6.0
-    assert median_cost([3.0, None, None]) is None
-    assert median_cost([3.0, 4.0, None, None]) is None  # the lower middle one alone says too little
+    assert target_cost([3.0, None, 5.0]) == TargetCost(5.0, 3.0, None)
+    assert target_cost([3.0, 4.0, None, 8.0]) == TargetCost(6.0, 3.0, None)
+    assert target_cost([3.0, None, None]) == TargetCost(None, 3.0, None)
+    assert target_cost([3.0, 4.0, None, None]).middle is None  # the lower middle one alone says too little
+    assert target_cost([7.0, 4.0, 8.0]) == TargetCost(7.0, 4.0, 8.0)
 
 
 def test_every_method_has_a_seed_on_every_cell_before_any_has_the_next() -> None:
@@ -299,7 +300,7 @@ def test_a_cell_may_be_tuned_and_compared_by_updates_and_only_with_its_methods(t
     assert figures["runs_finished"]["goal"] == 6
     assert len(tables) == 1
     assert [*found["easy"]] == ["updates"]
-    assert draw(plan, found, tmp_path) == [], "curves are drawn over tokens and seconds"
+    assert [path.name for path in draw(plan, found, tmp_path)] == ["easy-updates.svg"]
 
 
 def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None:
@@ -331,7 +332,7 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     assert vine.difference.value == pytest.approx(0.2)  # half of 2 * 0.2: the mean along a straight line
     assert vine.accuracy.value == pytest.approx(0.6)
     assert vine.p == pytest.approx(1 - math.sqrt(12 / 14))  # one method: Holm changes nothing
-    assert (vine.num_reached, vine.to_target) == (1, None)
+    assert (vine.num_reached, vine.to_target) == (1, TargetCost(None, 80.0, None))
     assert not vine.curves.is_tuned
 
 
@@ -388,8 +389,8 @@ def test_a_reward_model_is_shown_with_and_without_what_it_cost() -> None:
     assert free.curves.method == "prm" + GIVEN
     assert paid.accuracy.value == pytest.approx(0.2 + 0.6 * 0.4)
     assert free.accuracy.value == pytest.approx(0.8)
-    assert paid.to_target == pytest.approx(160)
-    assert free.to_target == pytest.approx(100)
+    assert paid.to_target.middle == pytest.approx(160)
+    assert free.to_target.middle == pytest.approx(100)
 
 
 def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tmp_path: Path) -> None:
@@ -407,7 +408,7 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     assert easy[0][:4] == ["grpo", "outcome", 3, "0.0001 (not tuned)"]
     assert easy[1][6].startswith("+28.0 [")  # half of 0.55, 0.56, 0.57
     assert easy[0][8:] == ["not reached", "0 of 3"]
-    assert easy[1][8:] == ["90", "3 of 3"]  # 0.8 of 0.2 to 0.87: 100 * 0.6 / 0.67
+    assert easy[1][8:] == ["90 [87, 92]", "3 of 3"]  # 0.8 of 0.2 to 0.87: 100 * 0.6 / 0.67
     assert (hard[1][4], hard[1][7]) == ("90.0", "")
     paths = draw(SMALL, found, tmp_path)
     drawn = {f"{cell}-{cost}.svg" for cell in ("easy", "hard") for cost in ("tokens", "seconds")}
