@@ -19,7 +19,7 @@
 #                 wrong solutions of the same problems, in $run/prm_policy and $run/prm_other_policy: its log-ratio to the
 #                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
 # pilot=20        samples that many problems, spread over all, says how many solutions are right, cut or not to be read, with
-#                 remedies, and ends; the same command without it keeps them and goes on
+#                 remedies, and which labels that calls for, and ends; the same command without it keeps them and goes on
 # exp=NAME        the experiment that is trained. Without: for a tiny policy the embedded task's own of conf/exp/reward (under
 #                 contrast conf/exp/dpo); for others exp/reward/step_values with the preset of the model's size
 # deepspeed=zero2 nproc=8   how it is trained: on 8 ranks; deepspeed is chosen by the size where it is not given
@@ -85,6 +85,10 @@ sampling=("$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$
   requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}" "${sample_settings[@]}")
 if [[ $pilot != 0 ]]; then
   stage pilot "${sampling[@]}" pilot="$pilot"
+  if [[ $steps == task ]]; then
+    stage foresee_labels "$python" run_stage.py -cn values/choose_labels input="$sampled" output="$out/pilot_labels.json" \
+      stage.labels="$labels" stage.of_trajectories=$((num_problems * num_samples))
+  fi
   exit 0
 fi
 stage sample_trajectories "${sampling[@]}" pilot=0

@@ -29,10 +29,15 @@ class ChooseLabels:
     """values, contrast, or auto: by the share of right trajectories"""
     rare_below: float = 0.2
     """share of right trajectories below which auto takes contrast"""
+    of_trajectories: int = 0
+    """the input is a pilot of so many trajectories: right ones are expected in proportion, and nothing is refused; 0:
+    it is all of them"""
 
     def __post_init__(self) -> None:
         if self.labels not in ("auto", *KINDS):
             raise BadInput(f"stage.labels must be auto, {' or '.join(KINDS)}, got '{self.labels}'")
+        if self.of_trajectories < 0:
+            raise BadInput(f"stage.of_trajectories is a number of trajectories, 0 or more, got {self.of_trajectories}")
         if not 0 <= self.rare_below <= 1:
             raise BadInput(f"stage.rare_below is a share of trajectories, from 0 to 1, got {self.rare_below:g}")
 
@@ -54,19 +59,22 @@ class ChooseLabels:
         if not num_rows:
             raise BadInput(f"{input_path}: no trajectory: sample some first")
         accuracy = num_right / num_rows
+        expected = round(accuracy * max(num_rows, self.of_trajectories))
         labels, rule = self.labels, "as stage.labels says"
         if labels == "auto":
             is_rare = accuracy < self.rare_below
-            labels = "contrast" if is_rare and num_right >= FEW_RIGHT else "values"
+            labels = "contrast" if is_rare and expected >= FEW_RIGHT else "values"
             rule = f"{'below' if is_rare else 'not below'} stage.rare_below={self.rare_below:g}"
             if is_rare and labels == "values":
                 rule += f", but fewer than {FEW_RIGHT} right trajectories"
                 log.warning("success is rare, and %d right trajectories are too few to label steps by contrast: sample "
-                            "more problems, or train the policy first", num_right)  # fmt: skip
+                            "more problems, or train the policy first", expected)  # fmt: skip
         why = (f"{accuracy:.1%} of {num_rows} trajectories are right ({rule}), {num_solved} of {num_problems} problems "
                "solved")  # fmt: skip
+        if self.of_trajectories:
+            why += f"; some {expected} right ones expected of {self.of_trajectories}"
         log.info("labels by %s: %s", labels, why)
-        if not num_right and self.labels != "values":
+        if not num_right and self.labels != "values" and not self.of_trajectories:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, there is none, and values "
                            "would be next to 0 everywhere: sample more problems, or train the policy first "
                            "(labels=values completes all states anyway)")  # fmt: skip

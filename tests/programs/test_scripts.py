@@ -208,10 +208,16 @@ def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, 
 def test_a_pilot_ends_the_script_behind_its_sampling_and_the_run_after_it_has_none(script: Script) -> None:
     given = ["policy=a", "run=b", "task=gsm8k"]
     pilot = stages(script(*given, "pilot=20", name="process_rewards.sh"))
-    assert [command[command.index("-cn") + 1] for command in pilot if "-cn" in command] == ["api/vllm/trajectories"]
-    assert "pilot=20" in pilot[-1]
+    sampling, labels = [command for command in pilot if "-cn" in command]
+    assert labels[2:4] == ["values/choose_labels", "input=b/process_rewards/trajectories.jsonl"]
+    assert labels[4:] == ["output=b/process_rewards/pilot_labels.json", "stage.labels=auto",
+                          "stage.of_trajectories=8000"]  # fmt: skip
+    assert sampling[2] == "api/vllm/trajectories"
+    assert "pilot=20" in sampling
     (whole,) = named(script(*given, name="process_rewards.sh"), "api/vllm/trajectories")
-    assert {*pilot[-1]} - {*whole} == {"pilot=20"}
+    assert {*sampling} - {*whole} == {"pilot=20"}
+    cut = stages(script(*given, "pilot=20", "steps=cut_points", name="process_rewards.sh"))
+    assert [command[2] for command in cut if "-cn" in command] == ["api/vllm/trajectories"]
     assert script(*given, "sample.pilot=20", name="process_rewards.sh", code=2) == []
 
 

@@ -62,6 +62,22 @@ def test_where_no_trajectory_is_right_nothing_is_completed_but_by_name(labels: s
     assert choice(tmp_path / "t.jsonl", 0, labels="values")["labels"] == "values"
 
 
+def test_a_pilot_foresees_the_labels_of_all_and_refuses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """5 of 200 are right: 25 of 1,000, which are too few, and 50 of 2,000, which are not."""
+    path = tmp_path / "t.jsonl"
+    assert choice(path, 5, of_trajectories=1000)["labels"] == "values"
+    assert "25 right trajectories are too few" in caplog.text
+    found = choice(path, 5, of_trajectories=2000)
+    assert found["labels"] == "contrast"
+    assert str(found["why"]).endswith("1 of 1 problems solved; some 50 right ones expected of 2000")
+    assert choice(path, 40, of_trajectories=2000)["labels"] == "values"
+    assert choice(path, 0, of_trajectories=2000)["labels"] == "values"
+    with pytest.raises(BadInput, match=r"stage\.of_trajectories is a number of trajectories"):
+        ChooseLabels(of_trajectories=-1)
+
+
 def test_an_unknown_kind_of_labels_is_refused() -> None:
     with pytest.raises(BadInput, match=r"stage\.labels must be auto"):
         ChooseLabels(labels="best")
