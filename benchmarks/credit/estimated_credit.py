@@ -170,6 +170,7 @@ class CreditBench:
                     for groups in drawn]  # fmt: skip
         found = self._exact_values([trajectory for trajectories in rollouts for trajectory in trajectories])
         self.merge_error: MergeError = found.merge_error
+        self.outside = found.outside
         rest, draws = iter(found.values), []
         for groups, trajectories in zip(drawn, rollouts, strict=True):
             scored, experience = self._scored(groups, self.outcome)

@@ -147,6 +147,7 @@ def describe_values(bench: CreditBench) -> dict[str, Any]:
         "bound_width": round(fmean(widths), 4),
         "most_bound_width": round(max(widths), 4),
         "merge_error": round(error.total_variation, 4),
+        "outside": round(bench.outside, 4),
         "merge_value_gap": round(error.value_gap, 4),
         "most_merge_error": round(error.most, 4),
         "success": round(fmean(rewards), 4),

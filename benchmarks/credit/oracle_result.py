@@ -61,10 +61,11 @@ def estimator_table(task: str, result: TaskResult) -> dict[str, Any]:
 def oracle_table(tasks: Mapping[str, TaskResult]) -> dict[str, Any]:
     """Return the table of the exact values beside completions."""
     columns = ["task", "policy", "states", "completions", "within three errors", "mean gap", "its error",
-               "gap in errors", "finds an error of", "width of the bounds", "merge error", "success"]  # fmt: skip
+               "gap in errors", "finds an error of", "width of the bounds", "merge error", "outside",
+               "success"]  # fmt: skip
     keys = ["states", "completions", "within", "mean_gap", "mean_gap_error", "gap_in_errors", "finds_error",
-            "bound_width", "merge_error", "success"]  # fmt: skip
-    rows = [[task, policy, *("none" if found["oracle"][key] is None else found["oracle"][key] for key in keys)]
+            "bound_width", "merge_error", "outside", "success"]  # fmt: skip
+    rows = [[task, policy, *("none" if found["oracle"].get(key) is None else found["oracle"][key] for key in keys)]
             for task, result in tasks.items() for policy, found in result["policies"].items()]  # fmt: skip
     return {"title": "Exact values beside the share of right completions.", "columns": columns, "rows": rows}
 

@@ -78,6 +78,7 @@ class ExactAdvantage:
             "num_states": float(found.num_states),
             "bound_width": sum(widths) / max(1, len(widths)),
             "merge_error": error,
+            "outside": found.outside,
         }
         steps = [step_advantages(row) for row in values]
         advantages = spread_steps([one.step_ends for one in trajectories], steps, experience.response_mask)

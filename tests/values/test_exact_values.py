@@ -14,7 +14,13 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.steps import Decoder
 from espalier.data.tasks.enumerable import Position
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.values.exact.decision_values import DecisionState, ExactValue, Transition, evaluate_policy
+from espalier.values.exact.decision_values import (
+    DecisionState,
+    ExactValue,
+    Transition,
+    evaluate_policy,
+    shares_leaving,
+)
 from espalier.values.exact.line_search import LineSearch, LineStart
 from espalier.values.exact.merge_error import measure_merges, total_variation
 from espalier.values.exact.state_values import ExactSettings, enumerable, exact_values
@@ -149,6 +155,52 @@ def test_the_merge_error_is_the_total_variation_between_merged_prefixes() -> Non
     error = measure_merges(nodes, decide, 10)
     assert (error.total_variation, error.most, error.value_gap) == pytest.approx((0.3, 0.3, 0.3))
     assert nodes[0, ""].value.mid == pytest.approx(0.8)  # the tree's value is 0.6 x 0.8 + 0.4 x 0.5
+
+
+def test_the_share_that_leaves_the_grammar_by_hand() -> None:
+    """ "" goes to a by 0.5, to x by 0.2 and ends outside by 0.1, a to ax by 0.3; what has an x is outside."""
+    chances = {"": [(0.5, "a"), (0.2, "x")], "a": [(0.3, "x"), (0.7, "b")], "x": [(1.0, "a")]}
+
+    def decide(states: Sequence[DecisionState]) -> list[list[Transition]]:
+        paths = [str(state.prefix) for state in states]
+        return [[Transition(p, path_state(path + letter)) for p, letter in chances.get(path, [])] for path in paths]
+
+    nodes = evaluate_policy([path_state("")], decide)
+    shares = shares_leaving(nodes, lambda path: 1.0 if "x" in str(path) else 0.1 if path == "" else 0.0)
+    assert shares[0, ""] == pytest.approx(0.1 + 0.2 + 0.5 * 0.3)
+    assert shares[1, "a"] == pytest.approx(0.3)
+    assert shares[1, "x"] == 1.0
+
+
+class WithoutSpaces(HoldsLetter):
+    """Lines with a space are outside its grammar."""
+
+    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
+        return None if " " in "".join(steps) else Position((len(steps),), False)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_the_share_of_responses_outside_the_grammar_is_that_of_brute_force(
+    merges: bool, small: tuple[Any, Any]
+) -> None:
+    """Of responses of at most three tokens, the last an end token; cut ones are not followed by it."""
+    model, tokenizer = small
+    decode, prompt, letters = Decoder(tokenizer), tokenizer("Mia has 5").input_ids, written_tokens(tokenizer)[1:]
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    outside = 0.0
+    for _ in range(3):
+        probs = plain_probs(model, [[*prompt, *ids] for ids in reached])
+        ended = zip(reached.items(), probs[:, 1].tolist(), strict=True)
+        outside += sum(
+            mass * p for (ids, mass), p in ended if " " in decode(ids).strip("\n") and "\n" not in decode(ids)
+        )
+        rows = zip(reached.items(), probs[:, letters].tolist(), strict=True)
+        reached = {(*ids, token): mass * p for (ids, mass), row in rows for token, p in zip(letters, row, strict=True)}
+    trajectory = trajectory_of(tokenizer, "Mia has 5", [1], [1])
+    settings = ExactSettings(3, line_mass=0.001, state_mass=0.0, max_width=100_000, merges=merges)
+    found = exact_values(model, tokenizer, WithoutSpaces(), {"p": Problem("p", "", "")}, [trajectory], settings)
+    assert outside > 0.01
+    assert found.outside == pytest.approx(outside, abs=0.02)
 
 
 def test_the_total_variation_counts_what_is_not_followed_as_one_decision() -> None:

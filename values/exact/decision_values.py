@@ -136,3 +136,16 @@ def value_of(transitions: Sequence[tuple[float, NodeId | float]], nodes: Nodes) 
         high += probability * value.high
         followed += probability
     return ExactValue(low, high + max(0.0, 1.0 - followed))
+
+
+def shares_leaving(nodes: Nodes, leaves: Callable[[Hashable], float]) -> dict[NodeId, float]:
+    """Return the probability with which every state leads out of what is followed by rules: at least, as what is not
+    followed counts 0. `leaves` of a prefix: 1 where it is out already, else how probable a next decision is that ends
+    outside."""
+    shares: dict[NodeId, float] = {}
+    for identity in sorted(nodes, key=lambda identity: -identity[0]):
+        node = nodes[identity]
+        share = leaves(node.representative)
+        ways = [(p, to) for p, to in node.transitions or [] if not isinstance(to, float)]
+        shares[identity] = share if share == 1.0 else share + sum(p * shares[to] for p, to in ways)
+    return shares

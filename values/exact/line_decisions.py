@@ -8,6 +8,7 @@ one that has no room for an end token is wrong.
 """
 
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 from espalier.data.records import Problem
 from espalier.data.steps import Decoder
@@ -40,6 +41,7 @@ class LineDecisions:
         self.task, self.questions, self.decode, self.search = task, questions, decode, search
         self.max_tokens, self.merges = max_tokens, merges
         self._read: dict[Prefix, DecisionState] = {}
+        self._ends_outside: dict[Hashable, float] = {}
 
     def __call__(self, states: Sequence[DecisionState]) -> list[list[Transition]]:
         """Return the decisions in each state, those that lead to one place together."""
@@ -67,6 +69,10 @@ class LineDecisions:
         """Group the lines by where they lead; the most probable spelling stands for its group."""
         number, before = prefix
         groups: dict[object, list[Transition]] = {}
+        ended = [
+            line for line in lines if line.ending == "end" and self._is_outside((number, (*before, *line.ids[:-1])))
+        ]
+        self._ends_outside[prefix] = sum(line.probability for line in ended)
         for line in lines:
             ids = (*before, *line.ids)
             if line.ending == "line":
@@ -76,6 +82,17 @@ class LineDecisions:
                 outcome = float(line.ending == "end" and self.is_right(number, ids[:-1]))
                 groups.setdefault(outcome, []).append(Transition(line.probability, outcome))
         return [Transition(sum(one.probability for one in group), group[0].to) for group in groups.values()]
+
+    def leaves_grammar(self, prefix: Hashable) -> float:
+        """Return 1 where a prefix has a line that is none of the task's grammar, else how probable it is that the
+        response ends with one there: known once its decisions were."""
+        return 1.0 if self._is_outside(cast("Prefix", prefix)) else self._ends_outside.get(prefix, 0.0)
+
+    def _is_outside(self, prefix: Prefix) -> bool:
+        number, ids = prefix
+        problem, prompt_ids = self.questions[number]
+        steps = self.task.split_steps(added_text(prompt_ids, ids, self.decode))
+        return bool(steps) and self.task.position(problem, steps) is None
 
     def is_right(self, number: int, ids: Ids) -> bool:
         """Grade a whole response, without its end token, to question `number`."""

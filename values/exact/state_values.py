@@ -10,7 +10,7 @@ from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.data.tasks.task import Task
 from espalier.models.inputs import network
 from espalier.models.packing_check import is_cut
-from espalier.values.exact.decision_values import ExactValue, evaluate_policy
+from espalier.values.exact.decision_values import ExactValue, evaluate_policy, shares_leaving
 from espalier.values.exact.line_decisions import Ids, LineDecisions
 from espalier.values.exact.line_search import LineSearch
 from espalier.values.exact.merge_error import NO_MERGES, MergeError, measure_merges
@@ -41,11 +41,13 @@ class ExactSettings:
 
 @dataclass(frozen=True)
 class ExactValues:
-    """`values[i]` are V_0 .. V_S of trajectory i, whose V_S is its outcome; `num_states` were followed."""
+    """`values[i]` are V_0 .. V_S of trajectory i, whose V_S is its outcome; `num_states` were followed; `outside` is
+    the probability, at least, with which a solution leaves the task's grammar: the mean over the questions."""
 
     values: list[list[ExactValue]]
     num_states: int
     merge_error: MergeError
+    outside: float
 
 
 def enumerable(task: Task) -> EnumerableTask:
@@ -79,7 +81,7 @@ def exact_values(
     asked = asked_prefixes(trajectories, settings.max_tokens)
     questions = list(asked)
     found: dict[tuple[Question, Ids], ExactValue] = {}
-    num_states, errors = 0, []
+    num_states, errors, outside = 0, [], []
     for first in range(0, len(questions), _CHUNK):
         chunk = questions[first : first + _CHUNK]
         named = [(problems[identity], prompt) for identity, prompt in chunk]
@@ -90,13 +92,15 @@ def exact_values(
         found |= {place: nodes[state.node].value for place, state in states.items()}
         num_states += sum(node.transitions is not None for node in nodes.values())
         errors.append(measure_merges(nodes, decisions, settings.merge_pairs, first))
+        shares = shares_leaving(nodes, decisions.leaves_grammar)
+        outside += [shares[state.node] for (_, ids), state in states.items() if not ids]
         search.forget()
     rows = []
     for trajectory in trajectories:
         outcome = float(trajectory.is_correct)
         own = [found[question_of(trajectory), ids] for ids in state_prefixes(trajectory)]
         rows.append([*own, ExactValue(outcome, outcome)])
-    return ExactValues(rows, num_states, mean_error(errors))
+    return ExactValues(rows, num_states, mean_error(errors), sum(outside) / max(1, len(outside)))
 
 
 def question_of(trajectory: Trajectory) -> Question:
