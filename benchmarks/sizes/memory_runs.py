@@ -167,8 +167,10 @@ def _update(case: Case, shape: Shape, folder: Path, report: Path) -> None:
 
 
 def _experience(groups: list[RolloutGroup], learners: list[Any], config: RLConfig) -> Experience:
-    experience, scorer = make_experience(groups, learners[0].engine.model, pad_id=0, precision="fp32", temperature=1.0,
-                                         micro_batch_size=config.update.micro_batch_size)  # fmt: skip
+    experience, scorer = make_experience(
+        groups, learners[0].engine.model, pad_id=0, precision=config.precision, temperature=1.0,
+        micro_batch_size=config.update.micro_batch_size,
+    )  # fmt: skip
     experience.old.score()
     for learner in learners:
         experience = learner.score(groups, experience, scorer)
