@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 
 from espalier.data.records import BadInput
 
@@ -39,6 +40,7 @@ class Mismatch:
     reason: str
 
 
+CUT = Mismatch("cut")
 NO_SECTION = Mismatch("no step is spoken of")
 OTHER_NUMBERS = Mismatch("steps are not counted 1, 2, 3, ...")
 TOO_MANY = Mismatch("more steps than the solution has")
@@ -100,8 +102,15 @@ class StepVerdictFormat:
         return "\n".join(f"{self._head(n)} {step.strip()} {self.opening}{word}{self.closing}"
                          for n, (step, word) in enumerate(zip(steps, words, strict=False), 1))  # fmt: skip
 
-    def read(self, text: str, steps: Sequence[str]) -> list[StepVerdict] | Mismatch:
-        """Return the verdicts of the first steps, in order: of all of them, or up to the first wrong one."""
+    def speaks_in(self, text: str) -> bool:
+        """Say whether a text holds a verdict in the words of this format."""
+        return self._verdict.search(text) is not None
+
+    def read(self, text: str, steps: Sequence[str], is_whole: bool = True) -> list[StepVerdict] | Mismatch:
+        """Return the verdicts of the first steps, in order: of all of them, or up to the first wrong one. `is_whole`:
+        the text ended by itself."""
+        if not is_whole:
+            return CUT
         if any(int(match[1]) != n for n, step in enumerate(steps, 1) for match in self._heading.finditer(step)):
             return OWN_NUMBERS
         heads = list(self._heading.finditer(text))
@@ -142,3 +151,8 @@ def state_scores(verdicts: Sequence[float], num_steps: int) -> list[float]:
         own = verdicts[n] if n < len(verdicts) else 1.0
         scores.append(min(own, scores[-1]) if scores else own)
     return scores
+
+
+def mean_state_scores(rationales: Sequence[Sequence[float]], num_steps: int) -> list[float]:
+    """Average `state_scores` over the rationales of a solution; [] where none can be read."""
+    return [fmean(column) for column in zip(*(state_scores(own, num_steps) for own in rationales), strict=True)]

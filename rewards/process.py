@@ -157,6 +157,14 @@ def _network(path: str, attention: str, engines: Any) -> Any:
 FORMS = ("score", "progress", "minimum")
 
 
+def check_form(form: str, temperature: float) -> None:
+    """Raise BadInput on a form that does not exist, and a temperature not above 0."""
+    if form not in FORMS:
+        raise BadInput(f"the form of a process reward is one of {', '.join(FORMS)}, got '{form}'")
+    if temperature <= 0:
+        raise BadInput(f"the temperature of a process reward must be above 0, got {temperature:g}")
+
+
 class ProcessReward:
     """A trained process reward model (`path`) as rewards at step ends; see `step_rewards` for the forms.
 
@@ -177,10 +185,7 @@ class ProcessReward:
         attention: str = "auto",
         engines: Any = None,
     ):
-        if form not in FORMS:
-            raise BadInput(f"the form of a process reward is one of {', '.join(FORMS)}, got '{form}'")
-        if temperature <= 0:
-            raise BadInput(f"the temperature of a process reward must be above 0, got {temperature:g}")
+        check_form(form, temperature)
         self.model: Any = _network(path, attention, engines)
         self.prompts = PromptWatch(path)
         self.form, self.offset, self.temperature = form, offset, temperature

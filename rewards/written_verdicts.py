@@ -10,7 +10,7 @@ many do is in the metrics. A verifier that stays without verdicts ends the run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -25,15 +25,17 @@ _SILENT = 64  # solutions in a row
 
 @dataclass(frozen=True)
 class Votes:
-    """The verdicts of one solution that could be read, in [0, 1] each, of `num_asked`; `mass`: of each, how likely the
-    model was to give any verdict there, where that is known; `is_refused`: it could not be asked;
-    `has_own_verdict`: the solution itself speaks of one."""
+    """The verdicts of one solution that could be read, in [0, 1] each, of `num_asked` (0: one was given unasked);
+    `mass`: of each, how likely the model was to give any verdict there, where that is known; `is_refused`: it could not
+    be asked; `has_own_verdict`: the solution itself speaks of one; `steps`: the score in [0, 1] after each step, where
+    verdicts are per step and one of `known` is there."""
 
     known: list[float]
     num_asked: int
     mass: list[float]
     is_refused: bool = False
     has_own_verdict: bool = False
+    steps: list[float] = field(default_factory=list)
 
 
 class Form(Protocol):
@@ -75,16 +77,19 @@ class WrittenVerdictReward:
         Raises what is asked raises, and BadInput where no verdict can be read of many solutions in a row."""
         votes = self.form.votes(trajectories, self.asking)
         self._watch(votes)
-        means = [fmean(one.known) if one.known else None for one in votes]
+        return self._scores(trajectories, votes)
+
+    def _scores(self, trajectories: Sequence[Trajectory], votes: Sequence[Votes]) -> list[Score]:
+        means = [mean_verdict(one) for one in votes]
         filled = filled_in(means, [row.problem_id for row in trajectories])
-        return [Score(value, parts=_parts(one, mean)) for value, one, mean in zip(filled, votes, means, strict=True)]
+        return [Score(value, parts=verdict_parts(one)) for value, one in zip(filled, votes, strict=True)]
 
     def _watch(self, votes: Sequence[Votes]) -> None:
         if len(self._masses) < _SILENT:
             self._masses += [mass for one in votes for mass in one.mass]
             if len(self._masses) >= _SILENT:
                 warn_of_mass(self._masses, "the verifier of the reward")
-        for one in votes:
+        for one in (row for row in votes if row.num_asked):
             self._num_silent = 0 if one.known else self._num_silent + 1
             if self._num_silent >= _SILENT:
                 raise BadInput(f"none of the last {_SILENT} solutions got a verdict that can be read: ask the model as "
@@ -99,13 +104,25 @@ def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> lis
     for value, name in zip(values, problem_ids, strict=True):
         if value is not None:
             known[name].append(value)
-    means = {name: min(max(fmean(own), min(own)), max(own)) if own else UNKNOWN for name, own in known.items()}
+    means = {name: mean_or_unknown(own) for name, own in known.items()}
     return [means[name] if value is None else value for value, name in zip(values, problem_ids, strict=True)]
 
 
-def _parts(votes: Votes, mean: float | None) -> dict[str, float]:
+def mean_or_unknown(values: Sequence[float]) -> float:
+    """Return the mean, exactly the value that all have where they agree; UNKNOWN of none."""
+    return min(max(fmean(values), min(values)), max(values)) if values else UNKNOWN
+
+
+def mean_verdict(votes: Votes) -> float | None:
+    """Return the mean over the verdicts of a solution; None where none could be read."""
+    return fmean(votes.known) if votes.known else None
+
+
+def verdict_parts(votes: Votes) -> dict[str, float]:
+    """Return the parts of a solution's score (`WrittenVerdictReward`)."""
+    mean = mean_verdict(votes)
     shares = {
-        "without_verdict": 1 - len(votes.known) / votes.num_asked,
+        "without_verdict": 1 - len(votes.known) / votes.num_asked if votes.num_asked else 0.0,
         "without_score": float(mean is None),
         "refused": float(votes.is_refused),
         "verdict_in_answer": float(votes.has_own_verdict),

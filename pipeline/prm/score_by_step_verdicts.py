@@ -19,7 +19,7 @@ from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Solution, check_asked, questions_about, read_solutions
-from espalier.data.step_verdicts import Mismatch, StepVerdict, StepVerdictFormat, state_scores
+from espalier.data.step_verdicts import Mismatch, StepVerdict, StepVerdictFormat, mean_state_scores
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import weight_files
 
@@ -63,8 +63,7 @@ class ScoreByStepVerdicts:
         probs = self._probs(solutions, verdicts, context)
         records = []
         for row in solutions:
-            votes = [state_scores(own, len(row.steps)) for own in probs[row.id]]
-            scores = [fmean(column) for column in zip(*votes, strict=True)]
+            scores = mean_state_scores(probs[row.id], len(row.steps))
             records.append(StepScores(row.id, row.problem_id, scores))
         context.counts.update(solutions=len(solutions), **_accuracy(solutions, verdicts))
         without = context.counts["without_score"] = sum(not row.scores for row in records)
@@ -94,8 +93,7 @@ class ScoreByStepVerdicts:
             check_asked(row, known[row.question_id].digest, self.verifications)
             seen.add(row.question_id)
             num += 1
-            is_whole = row.finish_reason == "stop"
-            read = self.verifier.read(row.response, known[row.question_id].steps) if is_whole else Mismatch("cut")
+            read = self.verifier.read(row.response, known[row.question_id].steps, row.finish_reason == "stop")
             if isinstance(read, Mismatch):
                 reasons[f"misaligned ({read.reason})"] += 1
             else:

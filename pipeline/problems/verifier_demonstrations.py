@@ -164,7 +164,7 @@ def _learnt(verifier: VerifierFormat | StepVerdictFormat, row: Verification, ask
 
 
 def _learnt_per_step(verifier: StepVerdictFormat, row: Verification, asked: Question) -> Candidate | str:
-    found = verifier.read(row.response, asked.steps) if row.finish_reason == "stop" else Mismatch("cut by its length")
+    found = verifier.read(row.response, asked.steps, row.finish_reason == "stop")
     if isinstance(found, Mismatch):
         return found.reason
     truths = asked.solution.steps_right

@@ -24,7 +24,8 @@ def check_step_rewards(config: RLConfig) -> None:
     for key, kind, _ in estimators_of(config):
         if reward.to_come is None:
             demand(not getattr(kind, "needs_step_rewards", False), f"{key} {kind.__name__} reads process rewards, and "
-                   f"reward {class_name(config.reward)} has none: choose reward=process or process_alone")  # fmt: skip
+                   f"reward {class_name(config.reward)} has none: choose reward=process, process_alone or "
+                   "step_verdicts")  # fmt: skip
         else:
             demand(getattr(kind, "takes_step_rewards", True), f"{key} {kind.__name__} values whole responses, and "
                    f"reward {class_name(config.reward)} has process rewards at step ends: choose a reward without, or "

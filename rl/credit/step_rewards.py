@@ -14,8 +14,8 @@ def step_reward_rows(group: RolloutGroup) -> list[list[float]]:
     """
     for rollout, score in zip(group.rollouts, group.scores, strict=True):
         if rollout.trajectory.steps and not score.steps:
-            raise BadInput("the estimator reads process rewards, and the reward gives none: choose reward=process or "
-                           "process_alone")  # fmt: skip
+            raise BadInput("the estimator reads process rewards, and the reward gives none: choose reward=process, "
+                           "process_alone or step_verdicts")  # fmt: skip
     return [score.steps for score in group.scores]
 
 

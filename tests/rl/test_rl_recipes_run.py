@@ -115,7 +115,8 @@ def overrides_of(recipe: str, models: Path, data: Path) -> list[str]:
         value: Any = {"output_dir": "named_below", "model.path": models / "policy", "task.path": data / "own",
                       "task.kind": "marked_number", "reward.forecasts.extractor": models / "policy",
                       "reward.terms.verifier.path": models / "policy",
-                      "reward.terms.verifier.form.path": models / "policy"}.get(key, models / "prm")  # fmt: skip
+                      "reward.terms.verifier.form.path": models / "policy",
+                      "reward.terms.process.verdicts.path": models / "policy"}.get(key, models / "prm")  # fmt: skip
         given.append(f"{key}={value}")
     group = config.rollout.group_size
     if config.filter is None and group > 4:
@@ -151,8 +152,9 @@ def run(config: RLConfig) -> None:
     trainer.save_model()
 
 
-# The verifier of this recipe writes in a vLLM engine of its own, which starts for real.
-CASES = [pytest.param(name, marks=[pytest.mark.server] if "rationales" in name else []) for name in RECIPES]
+# The verifiers of these recipes write in a vLLM engine of their own, which starts for real.
+WRITTEN = ("grpo_rationales_word_arithmetic", "process_grpo_verdicts_word_arithmetic")
+CASES = [pytest.param(name, marks=[pytest.mark.server] if name in WRITTEN else []) for name in RECIPES]
 
 
 @pytest.mark.parametrize("recipe", CASES)
