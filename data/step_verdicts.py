@@ -87,20 +87,24 @@ class StepVerdictFormat:
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool = True) -> str:
         """Return what the verifier continues with its rationale."""
-        return (
-            prompt
-            + "".join(f"{self._head(n)} {step.strip()}\n" for n, step in enumerate(steps, 1))
-            + f"{self.request}\n"
-        )
+        return f"{prompt}{self.numbered(steps)}{self.request}\n"
 
-    def _head(self, number: int) -> str:
+    def numbered(self, steps: Sequence[str]) -> str:
+        """Return the steps as lines, each behind its heading."""
+        return "".join(f"{self.head(n)} {step.strip()}\n" for n, step in enumerate(steps, 1))
+
+    def head(self, number: int) -> str:
+        """Return the heading of a step, counted from 1."""
         return self.heading.replace(_NUMBER, str(number))
+
+    def verdict(self, is_yes: bool) -> str:
+        """Return the verdict as demonstrations write it."""
+        return f"{self.opening}{(self.yes if is_yes else self.no)[0]}{self.closing}"
 
     def answer(self, steps: Sequence[str], verdicts: Sequence[bool]) -> str:
         """Return what it is to write about the first steps, one verdict each."""
-        words = [(self.yes if is_yes else self.no)[0] for is_yes in verdicts]
-        return "\n".join(f"{self._head(n)} {step.strip()} {self.opening}{word}{self.closing}"
-                         for n, (step, word) in enumerate(zip(steps, words, strict=False), 1))  # fmt: skip
+        return "\n".join(f"{self.head(n)} {step.strip()} {self.verdict(is_yes)}"
+                         for n, (step, is_yes) in enumerate(zip(steps, verdicts, strict=False), 1))  # fmt: skip
 
     def speaks_in(self, text: str) -> bool:
         """Say whether a text holds a verdict in the words of this format."""

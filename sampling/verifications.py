@@ -35,6 +35,24 @@ say of each step whether it is right. A right final answer does not make a wrong
 Do not mention that you were shown the right answer. End with one line that repeats this question and answers it with \
 "{yes}" or "{no}" alone: {verdict_question}"""
 
+STEPS_TEACHER_PROMPT = """\
+Here are a problem and a solution to it in numbered steps. Check every step: calculate anew what it calculates, and \
+say of each step whether it is right. A right final answer does not make a wrong step right.
+
+<problem>
+{question}
+</problem>
+
+<solution>
+{solution}
+</solution>
+{gold}
+Do not mention that you were shown the right answer. Write a section for each step, in their order, and number the \
+sections as the steps are. A section begins a line with the number of its step, written as in "{heading}"{quote}. Then \
+comes your check of this step, and the section ends with {right} or {wrong}; write neither anywhere else. End behind \
+the first section that says {wrong}, or behind the last step."""
+_QUOTE = ", and repeats the step word for word"
+
 
 @dataclass
 class VerificationRequests:
@@ -91,8 +109,9 @@ class VerificationRequests:
 
 @dataclass
 class TeacherRationaleRequests(VerificationRequests):
-    """A chat model's rationales. `teacher_prompt` "" is TEACHER_PROMPT; another one holds {question}, {solution},
-    {verdict_question}, and {gold} where `shows_gold`."""
+    """A chat model's rationales, with one verdict or one for each step. `teacher_prompt` "" is TEACHER_PROMPT or
+    STEPS_TEACHER_PROMPT; another one holds {question}, {solution}, {verdict_question} (of verdicts per step {right} and
+    {wrong}), and {gold} where `shows_gold`."""
 
     shows_gold: bool = True
     teacher_prompt: str = ""
@@ -100,11 +119,12 @@ class TeacherRationaleRequests(VerificationRequests):
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """Return one request a question. Raises BadInput where there is none, a solution has no right answer to show,
         or the prompt lacks a part."""
-        if isinstance(self.verifier, StepVerdictFormat):
-            raise BadInput("a teacher is asked for one verdict: choose verifier@requests.verifier=solution or step")
         self._read()
-        prompt = self.teacher_prompt or TEACHER_PROMPT
-        check_template(prompt, ("question", "solution", "verdict_question", *(["gold"] if self.shows_gold else [])))
+        is_by_step = isinstance(self.verifier, StepVerdictFormat)
+        prompt = self.teacher_prompt or (STEPS_TEACHER_PROMPT if is_by_step else TEACHER_PROMPT)
+        verdicts = ("right", "wrong") if is_by_step else ("verdict_question",)
+        names = ("question", "solution", *verdicts, *(["gold"] if self.shows_gold else []))
+        check_template(prompt, names, "requests.teacher_prompt")
         requests = []
         for name, asked in self._questions.items():
             solution = asked.solution
@@ -113,12 +133,18 @@ class TeacherRationaleRequests(VerificationRequests):
                                "requests.shows_gold=false")  # fmt: skip
             parts = {
                 "question": solution.prompt.strip(),
-                "solution": "".join(asked.steps).strip(),
-                "verdict_question": self.verifier.question,
-                "yes": self.verifier.yes[0].strip(),
-                "no": self.verifier.no[0].strip(),
+                **self._verdict_parts(asked.steps),
                 "gold": f"\nThe right final answer is {solution.gold}.\n" if self.shows_gold else "",
             }
             text = fill(prompt, parts)
             requests.append(SampleRequest(name, text, [], [{"role": "user", "content": text}]))
         return requests
+
+    def _verdict_parts(self, steps: Sequence[str]) -> dict[str, str]:
+        """Return the steps as they are judged, and the words of a verdict."""
+        own = self.verifier
+        if isinstance(own, StepVerdictFormat):
+            return {"solution": own.numbered(steps).strip(), "heading": own.head(1), "right": own.verdict(True),
+                    "wrong": own.verdict(False), "quote": _QUOTE if own.quotes_steps else ""}  # fmt: skip
+        return {"solution": "".join(steps).strip(), "verdict_question": own.question, "yes": own.yes[0].strip(),
+                "no": own.no[0].strip()}  # fmt: skip

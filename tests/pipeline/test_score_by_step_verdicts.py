@@ -10,7 +10,7 @@ import torch
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import Verification
 from espalier.data.process_data.published import content_key
-from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.records import BadInput, StepScores, StepValues, Trajectory
 from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_tokenizer
@@ -159,6 +159,50 @@ def test_a_verifier_is_asked_once_about_a_solution_and_its_answer_is_whether_no_
     texts = [EACH.answer(ROWS[0].steps, verdicts) for verdicts in ([True, True], [True, False], [True])]
     samples = [Sample(text, [], "stop") for text in texts]
     assert [row.answer for row in source.records(task, tokenizer, requests[0], samples)] == ["yes", "no", None]
-    with pytest.raises(BadInput, match="a teacher is asked for one verdict"):
-        TeacherRationaleRequests(str(path), EACH).load(task, tokenizer)
     assert read_records(Trajectory, str(path))
+
+
+def valued(name: str, last: str, label: float) -> StepValues:
+    labels: list[float | None] = [1.0, label]
+    return StepValues(name, name[0], "Q\n", ["2+2=4\n", last], [1], [2, 3], [1, 2], labels, [0, 0], [1, 1], label == 1,
+                      labels)  # fmt: skip
+
+
+def test_a_chat_teacher_writes_a_verdict_per_step_and_what_agrees_with_the_labels_is_learnt(tmp_path: Path) -> None:
+    right, wrong = (valued("a/0", "#### 4", 1.0), valued("b/0", "#### 5", 0.0))
+    path, task = str(tmp_path / "s.jsonl"), WordArithmetic()
+    write_records(path, [right, wrong])
+    with pytest.raises(BadInput, match=r"'a/0' has no right answer to show"):
+        TeacherRationaleRequests(path, EACH, kind="step_values").load(task, None)
+    teacher = TeacherRationaleRequests(path, EACH, kind="step_values", shows_gold=False)
+    requests = teacher.load(task, None)
+    assert requests[0].messages == [{"role": "user", "content": requests[0].prompt}]
+    assert "<solution>\nStep 1: 2+2=4\nStep 2: #### 4\n</solution>" in requests[0].prompt
+    assert 'written as in "Step 1:", and repeats the step word for word. Then' in requests[0].prompt
+    assert "ends with \\boxed{correct} or \\boxed{incorrect};" in requests[0].prompt
+    free = replace(EACH, quotes_steps=False, heading="Paragraph {number}:")
+    asked = TeacherRationaleRequests(path, free, "step_values", shows_gold=False).load(task, None)[1].prompt
+    assert 'as in "Paragraph 1:". Then' in asked
+    said = [EACH.answer(right.steps, [True, True]), EACH.answer(right.steps, [False]),
+            f"**Step 1:** 2+2=4\nSo. \\boxed{{correct}}\n\n**Step 2:** {wrong.steps[1]} no \\boxed{{incorrect}}",
+            EACH.answer(wrong.steps, [True, True]), "I cannot say."]  # fmt: skip
+    rows = [row for request, texts in zip(requests, (said[:2], said[2:]), strict=True)
+            for row in teacher.records(task, None, request, [Sample(text, [], "stop") for text in texts])]  # fmt: skip
+    assert [row.answer for row in rows] == ["yes", "no", "no", "yes", None]
+    write_records(tmp_path / "v.jsonl", rows)
+    context = StageContext(None, tmp_path / "unused", 10.0)
+    make = MakeVerifierDemonstrations(verifier=EACH, verifications=str(tmp_path / "v.jsonl"), kind="step_values")
+    found = list(make.run(path, context))
+    assert {row.prompt: row.completion for row in found} == {
+        "Q\nStep 1: 2+2=4\nStep 2: #### 4\nCheck.\n": said[0],
+        "Q\nStep 1: 2+2=4\nStep 2: #### 5\nCheck.\n": said[2],
+    }
+    assert context.counts["left out (verdict is not the truth)"] == 2
+    assert context.counts["left out (no step is spoken of)"] == 1
+
+
+def test_a_prompt_of_ones_own_must_ask_for_both_verdicts_per_step(tmp_path: Path) -> None:
+    write_records(tmp_path / "t.jsonl", ROWS)
+    own = TeacherRationaleRequests(str(tmp_path / "t.jsonl"), EACH, teacher_prompt="{question}{solution}{right}{gold}")
+    with pytest.raises(BadInput, match=r"requests\.teacher_prompt lacks \{wrong\}"):
+        own.load(WordArithmetic(), None)

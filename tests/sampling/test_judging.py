@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.judgements import PairJudgement, StepJudgement
+from espalier.data.judgements import PairJudgement, StepJudgement, Verification
 from espalier.data.records import AnnotatedSolution, BadInput, PreferencePair, StepScores, Trajectory
 from espalier.models.load import check_model_folder
 from espalier.pipeline.evaluation.measure_win_rate import MeasureWinRate, order_verdict, pair_outcome
@@ -249,6 +249,19 @@ def judge(server: ChatServer, tmp_path: Path, name: str, *overrides: str) -> int
         f"client.base_url={server.base_url}", "engine.concurrency=3", *overrides,
     )  # fmt: skip
     return run_job(OmegaConf.to_object(config), lambda path: None, check_model_folder)  # type: ignore[arg-type]
+
+
+def test_a_teacher_of_verdicts_per_step_is_asked_by_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-test-0123")
+    solutions = tmp_path / "t.jsonl"
+    write_records(solutions, [trajectory(0, "2+2=5")])
+    settings = ["verifier@requests.verifier=each_step", "requests.shows_gold=false", f"requests.solutions={solutions}"]
+    said = "Step 1: 2+2=5 is not so. \\boxed{incorrect}"
+    with ChatServer(lambda number, body: chat_answer(said)) as server:
+        assert judge(server, tmp_path, "teacher_rationales", *settings) == 0
+        assert "Step 1: 2+2=5\n" in server.bodies[0]["messages"][0]["content"]
+    (row,) = read_records(Verification, tmp_path / "judgements.jsonl")
+    assert (row.answer, row.response) == ("no", said)
 
 
 def test_a_judging_run_stops_at_its_cap_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
