@@ -79,6 +79,11 @@ def read_training_problems(folder: str) -> frozenset[str] | None:
     return None if found is None else found[0]
 
 
+def is_seen_by(problems: frozenset[str] | None, problem_id: str) -> bool | None:
+    """Say whether a model was trained on a problem, by its `read_training_problems`; None where these are not known."""
+    return None if problems is None else problem_hash(problem_id) in problems
+
+
 def read_policy_problems(folder: str) -> frozenset[str]:
     """Return the hashes of the problems on which the policy that a reward model was made from had learned right from
     wrong, as far as its folder says. Raises BadInput on a file that cannot be read."""

@@ -10,7 +10,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from espalier.data.failed_rows import read_failed
@@ -20,18 +19,19 @@ from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Solution, check_asked, questions_about, read_solutions
 from espalier.data.step_verdicts import Mismatch, StepVerdict, StepVerdictFormat, mean_state_scores
+from espalier.data.training_problems import is_seen_by, read_training_problems
+from espalier.pipeline.prm.score_by_verifier import check_votes, verifier_files
 from espalier.pipeline.stage import StageContext
-from espalier.runtime.manifest import weight_files
 
 log = logging.getLogger("stage")
 
-VOTES = ("mean", "hard")
 _MOST_MISALIGNED = 0.5
 
 
 @dataclass(frozen=True)
 class ScoreByStepVerdicts:
-    """`verifications`: the rationales; `model`: the verifier's folder, "" with `votes=hard`; `kind` of the input and
+    """`verifications`: the rationales; `model`: the verifier's folder, of which `votes=hard` reads its list of training
+    problems alone ("": nobody knows them); `kind` of the input and
     `template` as of `data.solutions_to_verify`; `batch_tokens`: padded tokens of one forward pass."""
 
     verifications: str
@@ -43,13 +43,11 @@ class ScoreByStepVerdicts:
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
-        if self.votes not in VOTES or bool(self.model) != (self.votes == "mean"):
-            raise BadInput("stage.votes=mean needs stage.model, and stage.votes=hard reads no model, got "
-                           f"'{self.votes}' and '{self.model}'")  # fmt: skip
+        check_votes(self.votes, self.model)
 
     def inputs(self) -> list[str]:
         """Return the rationales; the model's weights belong to the provenance."""
-        return [*(weight_files(Path(self.model)) if self.model else []), self.verifications]
+        return [*verifier_files(self.model, self.votes), self.verifications]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """Return one record a solution, in order.
@@ -61,10 +59,11 @@ class ScoreByStepVerdicts:
         solutions = read_solutions(input_path, self.kind, self.template)
         verdicts = self._read(solutions, context)
         probs = self._probs(solutions, verdicts, context)
+        trained = read_training_problems(self.model) if self.model else None
         records = []
         for row in solutions:
             scores = mean_state_scores(probs[row.id], len(row.steps))
-            records.append(StepScores(row.id, row.problem_id, scores))
+            records.append(StepScores(row.id, row.problem_id, scores, is_seen_by(trained, row.problem_id)))
         context.counts.update(solutions=len(solutions), **_accuracy(solutions, verdicts))
         without = context.counts["without_score"] = sum(not row.scores for row in records)
         if records and without == len(records):

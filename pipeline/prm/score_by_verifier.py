@@ -22,7 +22,7 @@ from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Question, Solution, check_asked, questions_about, read_solutions
-from espalier.data.training_problems import problem_hash, read_training_problems
+from espalier.data.training_problems import FILE, is_seen_by, read_training_problems
 from espalier.data.verification import Verdict, VerifierFormat
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.prm_calibration import auc
@@ -34,9 +34,31 @@ log = logging.getLogger("stage")
 VOTES = ("mean", "hard")
 
 
+def check_votes(votes: str, model: str) -> None:
+    """Raise BadInput on votes that do not exist, means without a model, and hard votes of a model that has no folder
+    here."""
+    if votes not in VOTES:
+        raise BadInput(f"stage.votes must be {' or '.join(VOTES)}, got '{votes}'")
+    if votes == "mean" and not model:
+        raise BadInput("stage.votes=mean needs stage.model, the verifier's folder")
+    if votes == "hard" and model and not Path(model).is_dir():
+        raise BadInput(f"stage.model={model} is no folder: hard votes read there which problems it was trained on; "
+                       "name the verifier's folder, or leave it empty")  # fmt: skip
+
+
+def verifier_files(model: str, votes: str) -> list[str]:
+    """Return what scores by a verifier read of its folder `model`, if one is named: its weights, or for hard votes its
+    list of training problems."""
+    if votes == "mean":
+        return weight_files(Path(model))
+    listed = Path(model) / FILE
+    return [str(listed)] if model and listed.is_file() else []
+
+
 @dataclass(frozen=True)
 class ScoreByVerifier:
-    """`model`: the verifier's folder; `verifications`: its rationales, "" for direct verdicts, of which the first
+    """`model`: the verifier's folder, of which hard votes read its list of training problems alone ("": nobody knows
+    them); `verifications`: its rationales, "" for direct verdicts, of which the first
     `max_votes` of a question count (0: all); `kind` of the input and `template` as of `data.solutions_to_verify`;
     `batch_tokens`: padded tokens of one forward pass."""
 
@@ -50,18 +72,15 @@ class ScoreByVerifier:
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
-        if self.votes not in VOTES or self.max_votes < 0:
-            raise BadInput(f"stage.votes must be {' or '.join(VOTES)} and stage.max_votes 0 or more, got "
-                           f"'{self.votes}' and {self.max_votes}")  # fmt: skip
+        if self.max_votes < 0:
+            raise BadInput(f"stage.max_votes must be 0 or more, got {self.max_votes}")
         if self.votes == "hard" and not self.verifications:
             raise BadInput("stage.votes=hard counts the verdicts of stage.verifications: name them")
-        if bool(self.model) != (self.votes == "mean"):
-            raise BadInput("stage.votes=mean needs stage.model, and hard votes read no model")
+        check_votes(self.votes, self.model)
 
     def inputs(self) -> list[str]:
         """Return the rationales; the model's weights belong to the provenance."""
-        models = weight_files(Path(self.model)) if self.model else []
-        return [*models, *([self.verifications] if self.verifications else [])]
+        return [*verifier_files(self.model, self.votes), *([self.verifications] if self.verifications else [])]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Any]:
         """Return one record a solution, in order.
@@ -90,7 +109,7 @@ class ScoreByVerifier:
     def _record(
         self, solution: Solution, scores: Mapping[str, float | None], trained: frozenset[str] | None
     ) -> OutcomeScore | StepScores:
-        is_seen = None if trained is None else problem_hash(solution.problem_id) in trained
+        is_seen = is_seen_by(trained, solution.problem_id)
         if self.verifier.unit == "solution":
             return OutcomeScore(solution.id, solution.problem_id, scores.get(solution.id), is_seen)
         found = [scores[f"{solution.id}#{number}"] for number in range(1, len(solution.steps) + 1)]

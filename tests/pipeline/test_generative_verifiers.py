@@ -235,6 +235,11 @@ def test_a_verifier_says_which_problems_it_was_trained_on_and_its_scores_say_who
     assert {(row.problem_id, row.is_seen) for row in rows} == {(row.problem_id, row.problem_id == "a") for row in ROWS}
     steps, _ = scored(tmp_path, str(model), verifier=STEP)
     assert {(row.problem_id, row.is_seen) for row in steps} == {(row.problem_id, row.problem_id == "a") for row in ROWS}
+    written = [wrote(row.id, f"Fine.\n{Q} Yes") for row in ROWS]
+    for folder_of_hard, seen in ((str(model), {True, False}), ("", {None})):
+        hard, _ = scored(tmp_path, folder_of_hard, written, votes="hard")
+        assert {row.is_seen for row in hard} == seen
+        assert {row.score for row in hard} == {1.0}
     write_records(tmp_path / "s.jsonl", [replace(row, score=0.5) for row in rows if row.problem_id == "a"])
     ranking_by(str(tmp_path / "s.jsonl"), [row for row in ROWS if row.problem_id == "a"], tmp_path)
     assert "1 of 1 problems were in the reward model's training set and look better" in caplog.text

@@ -13,6 +13,7 @@ from espalier.data.process_data.published import content_key
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory
 from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.data.training_problems import FILE, write_training_problems
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.pipeline.prm.score_by_step_verdicts import ScoreByStepVerdicts
@@ -75,6 +76,36 @@ def test_hard_votes_are_averaged_over_rationales_that_align_and_the_others_count
         "misaligned (a step is not quoted as it is)": 1,
         "misaligned (no step is spoken of)": 1,
     }
+
+
+def test_scores_say_which_problems_the_verifier_learned_to_judge_and_evaluations_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {row.is_seen for row in scored(tmp_path, WRITTEN)[0]} == {None}
+    folder = str(build_tiny(tmp_path / "m", ["2+2=4\n#### 4"], hidden_size=32, num_layers=1, num_heads=2,
+                            vocab_size=320, max_length=256, seed=3))  # fmt: skip
+    unknown, _ = scored(tmp_path, WRITTEN, model=folder)
+    assert {row.is_seen for row in unknown} == {None}, "its folder does not say"
+    write_training_problems(tmp_path / "m", ["a"], "")
+    records, counts = scored(tmp_path, WRITTEN, model=folder)
+    assert [row.scores for row in records] == [row.scores for row in unknown], "hard votes all the same"
+    assert "verdict_mass" not in counts
+    for rows in (records, scored(tmp_path, WRITTEN, model=folder, votes="mean")[0]):
+        assert [(row.id, row.is_seen) for row in rows] == [("a/0", True), ("a/1", True), ("b/0", False)]
+    write_records(tmp_path / "s.jsonl", records)
+    ranking_by(str(tmp_path / "s.jsonl"), ROWS[:2], tmp_path)
+    assert "1 of 1 problems were in the reward model's training set and look better" in caplog.text
+
+
+def test_what_is_read_of_a_verifier_is_in_the_provenance(tmp_path: Path) -> None:
+    weights = str(tmp_path / "model.safetensors")
+    assert ScoreByStepVerdicts("v", EACH, str(tmp_path)).inputs() == [weights, "v"]
+    assert ScoreByStepVerdicts("v", EACH, str(tmp_path), votes="hard").inputs() == ["v"]
+    write_training_problems(tmp_path, ["a"], "")
+    assert ScoreByStepVerdicts("v", EACH, str(tmp_path), votes="hard").inputs() == [str(tmp_path / FILE), "v"]
+    assert ScoreByStepVerdicts("v", EACH, votes="hard").inputs() == ["v"]
+    with pytest.raises(BadInput, match=r"stage\.model=nowhere is no folder"):
+        ScoreByStepVerdicts("v", EACH, "nowhere", votes="hard")
 
 
 def test_best_of_n_ranks_by_these_scores(tmp_path: Path) -> None:
