@@ -71,6 +71,11 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
         "update.schedule": "cosine"}),
     "reward/implicit_ce_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "examples.is_distinct": False}),
     "reward/implicit_dpo_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "objective.label_smoothing": 0.0}),
+    "sft/verifier_llama_8b": ((2, 8, 4), 2, False, {
+        "optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "update.learning_rate": 1e-6,
+        "update.warmup_share": 0.1, "num_epochs": 4, "examples.generate_weight": 0.25,
+        "examples.verify.max_length": 2048, "examples.generate.max_length": 2048,
+        "objective.loss_aggregation": "token"}),
     "sft/rho_math": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 50}),
     "sft/rho_gsm8k": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 45}),
     "sft/deepseek_math": ((2, 8, 4), 2, False, {**VINE_SFT, "update.learning_rate": 5e-5,
@@ -84,6 +89,16 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
     "dpo/dpop_deepseek_gsm8k": ((4, 2, 8), 2, False, {
         **VINE_DPO, "objective.beta": 0.3, "checkpoints.save_every": 450, "examples.max_length": 2499}),
 }  # fmt: skip
+
+
+def test_a_published_verifier_learns_from_and_votes_by_as_many_as_published() -> None:
+    register_schemas()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        votes = compose(config_name="api/vllm/verifications_published")
+        taught = compose(config_name="stage/problems/verifier_demonstrations")
+    assert (votes.params.n, votes.params.temperature, votes.params.max_tokens) == (32, 0.7, 1024)
+    assert taught.stage.max_per_problem == 16
 
 
 def select(node: Any, key: str) -> Any:
