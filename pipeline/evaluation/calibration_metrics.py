@@ -1,10 +1,11 @@
 """How far confidences are from what comes true: bins, expected calibration error and Brier score; pure functions.
 
 The expected calibration error (Naeini et al. 2015) is the sum over bins of |B| / N times |mean outcome - mean
-confidence|. Bins are of **equal width** (the last one holds 1), or of **equal count**: the rows in the order of their
-confidence, cut into parts whose sizes differ by one at most, so that no row is dropped. Confidences that are stated in
-words are often equal; equal ones that a border parts go to both sides in proportion, so that nothing depends on the
-order of a file.
+confidence|. Bins are of **equal width**, each with its upper border and without its lower one, ((m - 1) / M, m / M], as
+of Guo et al. 2017 (arXiv 1706.04599); the first one holds 0 too. Or they are of **equal count** (Nguyen and O'Connor
+2015, arXiv 1508.05154): the rows in the order of their confidence, cut into parts whose sizes differ by one at most, so
+that no row is dropped. Confidences that are stated in words are often equal; equal ones that a border parts go to both
+sides in proportion, so that nothing depends on the order of a file.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ def bin_shares(scores: np.ndarray, weights: np.ndarray, num_bins: int, is_equal_
     """Return the share [B, R] of each of R rows that lies in each bin; every column sums to 1. `weights` [R] are how
     often rows count; whole numbers where `is_equal_count`."""
     if not is_equal_count:
-        place = np.minimum((scores * num_bins).astype(int), num_bins - 1)
+        # k / num_bins is the float next to the fraction, as a stated percentage is: 0.55 lies on the border 11 / 20
+        place = np.searchsorted(np.arange(1, num_bins) / num_bins, scores, side="left")
         return (place == np.arange(num_bins)[:, None]).astype(np.float64)
     _, group = np.unique(scores, return_inverse=True)
     sizes = np.bincount(group, weights)

@@ -1,10 +1,14 @@
 """Calibration: the error against an independent computation, what counts as wrong, and claims of long texts."""
 
+import math
 import random
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from espalier.analysis.reliability_figure import DrawReliability
 from espalier.data.forecasts import AnswerForecast, CheckedClaim
@@ -23,33 +27,77 @@ from espalier.pipeline.evaluation.read_forecasts import ReadForecasts
 from espalier.pipeline.stage import StageContext
 
 
-def reference_error(rows: list[tuple[float, float]], num_bins: int, is_equal_count: bool) -> float:
-    """The textbook's formula in plain Python: parts of sorted rows as `array_split` makes them, or intervals."""
-    ordered = sorted(rows)
+def reference_error(rows: list[tuple[Fraction, int]], num_bins: int, is_equal_count: bool) -> Fraction:
+    """The published definitions in exact fractions. Equal width (Guo et al. 2017, eq. 3): I_m = ((m - 1) / M, m / M],
+    and 0 in the first. Equal count (Nguyen and O'Connor 2015): sorted rows in consecutive parts, the first N mod M one
+    row larger; in each place among equal confidences stands the mean of their outcomes."""
     if is_equal_count:
+        of_score: dict[Fraction, list[int]] = {}
+        for score, value in rows:
+            of_score.setdefault(score, []).append(value)
+        ordered = [(score, Fraction(sum(of_score[score]), len(of_score[score]))) for score, _ in sorted(rows)]
         size, more = divmod(len(ordered), num_bins)
-        ends = [size * (index + 1) + min(index + 1, more) for index in range(num_bins)]
-        bins = [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        bins = []
+        for index in range(num_bins):
+            taken = size + (index < more)
+            bins.append(ordered[:taken])
+            ordered = ordered[taken:]
     else:
-        bins = [[row for row in ordered if k / num_bins <= row[0] < (k + 1) / num_bins] for k in range(num_bins)]
+        exact = [(score, Fraction(value)) for score, value in rows]
+        bins = [[row for row in exact if Fraction(m - 1, num_bins) < row[0] <= Fraction(m, num_bins)
+                 or (m == 1 and row[0] == 0)] for m in range(1, num_bins + 1)]  # fmt: skip
     assert sum(map(len, bins)) == len(rows)
-    error = 0.0
+    error = Fraction(0)
     for part in filter(None, bins):
-        confidence = sum(score for score, _ in part) / len(part)
-        accuracy = sum(value for _, value in part) / len(part)
-        error += len(part) / len(rows) * abs(accuracy - confidence)
+        confidence = Fraction(sum(score for score, _ in part), len(part))
+        accuracy = Fraction(sum(value for _, value in part), len(part))
+        error += Fraction(len(part), len(rows)) * abs(accuracy - confidence)
     return error
 
 
-@pytest.mark.parametrize("num_rows", [10, 97, 1000])
-@pytest.mark.parametrize("num_bins", [1, 10, 20])
+def our_error(rows: list[tuple[Fraction, int]], num_bins: int, is_equal_count: bool) -> float | None:
+    scores, values = (np.asarray([float(row[column]) for row in rows]) for column in (0, 1))
+    return calibration_error(scores, values, np.ones(len(rows)), num_bins, is_equal_count)
+
+
+@st.composite
+def stated(draw: st.DrawFn) -> tuple[list[tuple[Fraction, int]], int]:
+    """Rows and a number of bins, often more than rows; confidences on borders, whole percentages (many of them equal),
+    0 and 1, and some that lie on no border."""
+    num_bins = draw(st.integers(1, 25))
+    kinds = [st.builds(Fraction, st.integers(0, size), st.just(size)) for size in (num_bins, 100, 10, 1, 997)]
+    return draw(st.lists(st.tuples(st.one_of(kinds), st.integers(0, 1)), min_size=1, max_size=60)), num_bins
+
+
 @pytest.mark.parametrize("is_equal_count", [True, False])
-def test_the_calibration_error_is_the_textbooks(num_rows: int, num_bins: int, is_equal_count: bool) -> None:
+@settings(max_examples=300, deadline=None)
+@given(drawn=stated())
+def test_the_calibration_error_is_that_of_the_published_definitions(
+    is_equal_count: bool, drawn: tuple[list[tuple[Fraction, int]], int]
+) -> None:
+    rows, num_bins = drawn
+    error = our_error(rows, num_bins, is_equal_count)
+    assert error == pytest.approx(float(reference_error(rows, num_bins, is_equal_count)), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_rows", [97, 1000])
+@pytest.mark.parametrize("num_bins", [10, 20])
+@pytest.mark.parametrize("is_equal_count", [True, False])
+def test_the_calibration_error_of_many_rows_is_that_of_the_published_definitions(
+    num_rows: int, num_bins: int, is_equal_count: bool
+) -> None:
     rng = random.Random(num_rows + num_bins)
-    rows = [(score := rng.random(), float(rng.random() < score**2)) for _ in range(num_rows)]
-    scores, values = np.asarray(rows).T
-    error = calibration_error(scores, values, np.ones(num_rows), num_bins, is_equal_count)
-    assert error == pytest.approx(reference_error(rows, num_bins, is_equal_count), abs=1e-12)
+    scores = [Fraction(rng.choice([rng.random(), rng.randint(0, 20) / 32])) for _ in range(num_rows)]
+    rows = [(score, int(rng.random() < score**2)) for score in scores]
+    error = our_error(rows, num_bins, is_equal_count)
+    assert error == pytest.approx(float(reference_error(rows, num_bins, is_equal_count)), abs=1e-12)
+
+
+def test_a_confidence_on_a_border_is_of_the_bin_below_it() -> None:
+    for num_bins in range(1, 101):
+        stated_shares = [Fraction(k, size) for size in (num_bins, 100) for k in range(size + 1)]
+        shares = bin_shares(np.asarray(stated_shares, dtype=np.float64), np.ones(len(stated_shares)), num_bins, False)
+        assert shares.argmax(axis=0).tolist() == [max(math.ceil(share * num_bins) - 1, 0) for share in stated_shares]
 
 
 def test_weights_are_repeated_rows() -> None:

@@ -125,10 +125,10 @@ def test_auc_is_the_share_of_ordered_pairs(rows: list[tuple[int, bool]]) -> None
 
 
 def test_calibration_by_hand() -> None:
-    bins = calibration_bins([0.0, 0.05, 0.1, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0, 0.0])
+    bins = calibration_bins([0.0, 0.05, 0.1, 0.15, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0, 1.0, 0.0])
     assert bins == [
-        {"score": 0.025, "value": 0.25, "count": 2},
-        {"score": 0.1, "value": 1.0, "count": 1},
+        {"score": 0.05, "value": 0.5, "count": 3},
+        {"score": 0.15, "value": 1.0, "count": 1},
         {"score": 0.975, "value": 0.5, "count": 2},
     ]
 
@@ -555,13 +555,13 @@ def process_reward_evaluated(
 
 def test_a_process_reward_model_is_judged_by_hand(tmp_path: Path) -> None:
     seen = replace(VALUES, id=f"{SEEN}/0", problem_id=SEEN)
-    scores = [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95]), StepScores(seen.id, SEEN, [1.0, 0.0, 0.0])]
+    scores = [StepScores(VALUES.id, HELD, [0.55, 0.45, 0.95]), StepScores(seen.id, SEEN, [1.0, 0.0, 0.0])]
     result = process_reward_evaluated(tmp_path, [VALUES, seen], scores)
     inner, terminal = result["inner"], result["terminal"]
     assert (inner["num_steps"], terminal["num_steps"], result["num_problems"]) == (2, 1, 1)
-    assert inner["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 1}, "0.45 for 0.75 is below 0.5 for 0.25"
-    assert inner["value_mae"]["mean"] == pytest.approx((0.25 + 0.3) / 2, abs=1e-5)
-    assert inner["ece"]["mean"] == pytest.approx((0.25 + 0.3) / 2, abs=1e-5)
+    assert inner["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 1}, "0.45 for 0.75 is below 0.55 for 0.25"
+    assert inner["value_mae"]["mean"] == pytest.approx((0.3 + 0.3) / 2, abs=1e-5)
+    assert inner["ece"]["mean"] == pytest.approx((0.3 + 0.3) / 2, abs=1e-5)
     assert (terminal["auc"], terminal["value_mae"]["mean"]) == (None, 0.05)
     assert [row["count"] for row in result["bins"]] == [1, 1]
     assert [row["count"] for row in result["terminal_bins"]] == [1]

@@ -249,11 +249,11 @@ def test_pairs_do_not_train_a_model_of_classes() -> None:
 
 
 def test_calibration_error_is_the_gap_in_each_bin() -> None:
-    # Bin 0: 0.05 against 0; bin 7: 0.7 and 0.75 against 1 and 0, whose gaps -0.3 and 0.75 add to 0.45.
-    metrics = calibration(torch.tensor([0.05, 0.7, 0.75, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0]))
+    # Bin 0: 0.05 against 0; bin 7: 0.75 and 0.8, its upper border, against 0 and 1: the gaps 0.75 and -0.2 add to 0.55.
+    metrics = calibration(torch.tensor([0.05, 0.75, 0.8, 1.0]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
     assert len(metrics) == 10
     means = {name: total / count for name, (total, count) in metrics.items()}
-    assert finish_metrics(means) == {"calibration_error": pytest.approx((0.05 + 0.45 + 0.0) / 4, abs=1e-6)}
+    assert finish_metrics(means) == {"calibration_error": pytest.approx((0.05 + 0.55 + 0.0) / 4, abs=1e-6)}
 
 
 def test_deviations_and_differences_are_finished_from_their_parts() -> None:

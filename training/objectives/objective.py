@@ -67,8 +67,9 @@ def with_deviation(name: str, values: torch.Tensor) -> Metrics:
 
 def calibration(scores: torch.Tensor, outcomes: torch.Tensor) -> Metrics:
     """Return the parts of the expected calibration error (Naeini et al. 2015) of scores [R] in [0, 1] against outcomes
-    [R] in [0, 1], in ten bins of equal width."""
-    bins = (scores.detach() * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    [R] in [0, 1], in ten bins of equal width, each with its upper border (the first with 0 too)."""
+    borders = torch.arange(1, NUM_BINS, device=scores.device) / NUM_BINS
+    bins = torch.bucketize(scores.detach().float(), borders)
     gaps = torch.zeros(NUM_BINS, dtype=torch.float64, device=scores.device)
     gaps.index_add_(0, bins, (scores.detach() - outcomes).double())
     return {f"calibration_error|{index}": (gap, float(scores.numel())) for index, gap in enumerate(gaps.tolist())}
