@@ -1,30 +1,34 @@
-"""Published rows of linguistic calibration → Demonstration or JudgedResponse: what its four models are trained on.
+"""Published rows of linguistic calibration → Demonstration, JudgedResponse or Problem: what its four models are trained
+on, and the requests that the policy answers in reinforcement learning and evaluation.
 
 The rows are those of `tatsu-lab/linguistic_calibration` (CC BY-NC 4.0: not for commercial use, and no part of this
 project), exported as JSON lines, JSON or CSV: the configuration `sft_training` for the targets `summary` (linguistic
 calibration), `distilled` (the same teacher without confidences) and `first_sample` (factuality);
-`reward_model_training` for `extraction`, `forecasting` and `factuality`, whose questions come from TriviaQA's training
-split by `question_id`.
+`reward_model_training` for `extraction`, `forecasting` and `factuality`; for `requests` those that are called
+`trivia_qa_`, `jeopardy_`, `sciq_` and `bioasq_paragraph_generation`. The questions of the last four targets come from
+the task by `question_id` (`calibration_questions.py`); Jeopardy's rows hold their clue as a direct `question`.
 
 Columns hold lists as the text of a Python list. They are parsed as literals and never evaluated; `nan` is no
 probability. Rows with an empty cell, of no known question, with a list that cannot be read, or with unequal lists are
-left out, and so are single probabilities outside [0, 1]: all are counted.
+left out, and so are single probabilities outside [0, 1] and a question's requests behind its first: all are counted.
 """
 
 import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from espalier.data.answers.short_answers import golds
 from espalier.data.examples.outcome_examples import JudgedResponse
 from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, forecast_prompt, write_answers
-from espalier.data.records import BadInput, Demonstration
+from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.sources import BadRow, Row, read_json_rows
 from espalier.data.tables import read_csv_rows
+from espalier.pipeline.problems.calibration_questions import questions_by_id
 from espalier.pipeline.stage import StageContext
 
 SFT_COLUMNS = {
@@ -32,7 +36,7 @@ SFT_COLUMNS = {
     "distilled": "claude_generated_paragraph",
     "first_sample": "icl_generated_paragraphs",
 }
-TARGETS = (*SFT_COLUMNS, "extraction", "forecasting", "factuality")
+TARGETS = (*SFT_COLUMNS, "extraction", "forecasting", "factuality", "requests")
 COUNTED = ("with_null", "malformed", "of_no_known_question", "without_probability")
 _NULLS = ("", "none", "null", "nan")
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)
@@ -69,9 +73,11 @@ def _literal(text: str) -> Any:
 
 @dataclass
 class ImportCalibrationData:
-    """Input: the published rows; `target` is one of `TARGETS`. The task is TriviaQA, for the last three."""
+    """Input: the published rows; `target` is one of `TARGETS`. For the last four the task's `splits` hold the
+    questions: TriviaQA's, for `requests` also those of another set."""
 
     target: str
+    splits: Sequence[str] = ("train",)
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -81,11 +87,11 @@ class ImportCalibrationData:
         """None beside the rows."""
         return []
 
-    def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration | JudgedResponse]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration | JudgedResponse | Problem]:
         """Yield rows in file order. Raises BadInput where none is left."""
         rows = read_csv_rows(input_path) if Path(input_path).suffix == ".csv" else read_json_rows(input_path)
         counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
-        questions = {} if self.target in SFT_COLUMNS else _questions(context)
+        questions = {} if self.target in SFT_COLUMNS else questions_by_id(context, self.splits)
         num_made = 0
         for row in rows:
             try:
@@ -98,11 +104,12 @@ class ImportCalibrationData:
         context.counts.update(counts)
         if not num_made:
             raise BadInput(f"{input_path}: none of {len(rows)} rows gives '{self.target}' examples ({dict(counts)}): "
-                           "is it the configuration that the stage names, and task.path TriviaQA's?")  # fmt: skip
+                           "is it the configuration that the stage names, and do the task and stage.splits hold its "
+                           "questions?")  # fmt: skip
 
     def _of_row(
-        self, row: Row, questions: dict[str, str], counts: Counter[str]
-    ) -> Iterator[Demonstration | JudgedResponse]:
+        self, row: Row, questions: dict[str, Problem], counts: Counter[str]
+    ) -> Iterator[Demonstration | JudgedResponse | Problem]:
         if row.error:
             raise BadRow(row.error)
         columns = self._columns()
@@ -123,11 +130,16 @@ class ImportCalibrationData:
         if identity not in questions:
             counts["of_no_known_question"] += 1
             return
-        yield from self._read_by(row, identity, questions[identity], counts)
+        if self.target == "requests":
+            yield _request(row, questions.pop(identity))
+            return
+        yield from self._read_by(row, identity, questions[identity].question, counts)
 
     def _columns(self) -> tuple[str, ...]:
         if self.target in SFT_COLUMNS:
             return ("question_id", "paragraph_generation_prompt", SFT_COLUMNS[self.target])
+        if self.target == "requests":
+            return ("question_id", "paragraph_generation_prompt")
         if self.target == "factuality":
             return ("question_id", "factuality_sft_generated_paragraph", "factuality_sft_binary_correctness")
         lists = ("lc_sft_ground_truth_and_extracted_answers", "lc_sft_forecasted_probs")
@@ -162,10 +174,10 @@ class ImportCalibrationData:
             yield JudgedResponse(f"{identity}/{place}", identity, prompt, answer.strip(), probability)
 
 
-def _questions(context: StageContext) -> dict[str, str]:
-    """Return TriviaQA's training questions by their published id. Raises BadInput without the task."""
-    if context.task is None:
-        raise BadInput("the questions are TriviaQA's: set task=triviaqa task.path=FOLDER")
-    prefix = f"{context.task.name}-train-"
-    return {str(problem.info.get("published_id", problem.id.removeprefix(prefix))): problem.question
-            for problem in context.task.problems("train")}  # fmt: skip
+def _request(row: Row, problem: Problem) -> Problem:
+    """Return the problem with the published request as its question, as `problems/use_requests` does with written ones.
+    Raises BadRow where it has no answer."""
+    if not golds(problem.gold):
+        raise BadRow(f"the problem '{problem.id}' has no answer")
+    info: dict[str, Any] = {**problem.info, "question": row.text("question", default="") or problem.question}
+    return replace(problem, question=row.text("paragraph_generation_prompt"), info=info)

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from espalier.data.examples.outcome_examples import JudgedResponse
+from espalier.data.jsonl import write_records
+from espalier.data.prompts import PromptTemplate
 from espalier.data.reader_prompts import MAX_PARAGRAPH, NO_ANSWER
-from espalier.data.records import BadInput, Demonstration
+from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.sources import BadRow
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.tasks.quiz_questions import BioASQ, Jeopardy, SciQ
 from espalier.data.tasks.short_answers import TriviaQA
 from espalier.pipeline.problems.import_calibration_data import ImportCalibrationData, number_list, text_list
 from espalier.pipeline.stage import StageContext
@@ -88,6 +92,67 @@ def test_a_list_without_a_text_to_imitate_is_malformed(texts: str, tmp_path: Pat
     row = {"question_id": "tc_1", "paragraph_generation_prompt": "Write.", "icl_generated_paragraphs": texts}
     made, counts = imported(tmp_path, "first_sample", [row, {**row, "icl_generated_paragraphs": "['First.']"}])
     assert ([one.completion for one in made], counts["malformed"]) == (["First."], 1)
+
+
+def requests_of(
+    path: Path, task: Any, rows: list[dict[str, Any]], *splits: str
+) -> tuple[list[Problem], dict[str, Any]]:
+    (path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    context = StageContext(task, path / "out.jsonl", 10.0)
+    made = ImportCalibrationData("requests", splits).run(str(path / "rows.jsonl"), context)
+    return [row for row in made if isinstance(row, Problem)], context.counts
+
+
+def test_requests_ask_for_a_text_and_keep_question_and_answers(tmp_path: Path) -> None:
+    (tmp_path / "web-train.json").write_text(json.dumps(QUESTIONS))
+    dev = {"Data": [{"Question": "Who ran?", "QuestionId": "tc_9", "Answer": {"Value": "Cy", "Aliases": ["Cyrus"]}},
+                    {"Question": "Who hid?", "QuestionId": "tc_8"}]}  # fmt: skip
+    (tmp_path / "web-dev.json").write_text(json.dumps(dev))
+    rows: list[dict[str, Any]]
+    rows = [{"question_id": name, "paragraph_generation_prompt": f"Write of {name}."}
+            for name in ("tc_2", "tc_9", "tc_9", "tc_8", "other")]  # fmt: skip
+    rows.append({"question_id": "tc_1", "paragraph_generation_prompt": None})
+    made, counts = requests_of(tmp_path, TriviaQA(str(tmp_path)), rows, "train", "dev")
+    assert [(row.id, row.question, row.gold, row.info["question"]) for row in made] == [
+        ("triviaqa-train-tc_2", "Write of tc_2.", ["Ana"], "Who sang 2?"),
+        ("triviaqa-dev-tc_9", "Write of tc_9.", ["Cy", "Cyrus"], "Who ran?"),
+    ]
+    assert counts == {"with_null": 1, "malformed": 1, "of_no_known_question": 2, "without_probability": 0}
+    write_records(tmp_path / "train.jsonl", made)
+    read = ProblemFile(str(tmp_path), kind="short_answer").problems("train")
+    summary = {"question_id": "1", "paragraph_generation_prompt": "Write of tc_2.", "claude_summary": "Ana."}
+    (shown,), _ = imported(tmp_path, "summary", [summary])
+    assert ProblemFile(template=PromptTemplate("{question}\n")).prompt(read[0]) == shown.prompt
+
+
+def test_requests_of_bioasq_go_by_its_ids(tmp_path: Path) -> None:
+    question = {"id": "5f", "type": "factoid", "body": "Which gene?", "exact_answer": [["ABC1", "A1"]]}
+    (tmp_path / "training12b_new.json").write_text(json.dumps({"questions": [{"type": "yesno"}, question]}))
+    rows = [{"question_id": "5f", "paragraph_generation_prompt": "Write of genes."}]
+    ((made,), _) = requests_of(tmp_path, BioASQ(str(tmp_path)), rows, "train")
+    assert (made.id, made.gold, made.info["question"]) == ("bioasq-train-5f", ["ABC1", "A1"], "Which gene?")
+
+
+def test_requests_of_sciq_and_jeopardy_go_by_places(tmp_path: Path) -> None:
+    def asked(word: str) -> dict[str, str]:
+        return {"question": f"What is {word}?", "correct_answer": word} | {f"distractor{k}": "x" for k in (1, 2, 3)}
+
+    for name, words in (("train", "ab"), ("valid", "c"), ("test", "de")):
+        (tmp_path / f"{name}.json").write_text(json.dumps([asked(word) for word in words] + [{"question": "torn"}]))
+    rows = [{"question_id": place, "paragraph_generation_prompt": "Write."} for place in (1, 2, 3, 6, 99)]
+    task = SciQ(str(tmp_path), limit=1, skip_bad_rows=True)
+    made, counts = requests_of(tmp_path, task, rows, "train", "dev", "test")  # ab- c- de-: places 2, 4, 7 are torn
+    assert [(row.id, row.gold) for row in made] == [
+        ("sciq-train-1", ["b"]),
+        ("sciq-dev-0", ["c"]),
+        ("sciq-test-1", ["e"]),
+    ]
+    assert counts["of_no_known_question"] == 2
+    clue = {"category": "X", "question": "'It flows'", "answer": "the Nile"}
+    (tmp_path / "JEOPARDY_QUESTIONS1.json").write_text(json.dumps([clue]))
+    rows = [{"question_id": 0, "question": "What flows?", "paragraph_generation_prompt": "Write of rivers."}]
+    ((made_of_clue,), _) = requests_of(tmp_path, Jeopardy(str(tmp_path)), rows, "test")
+    assert (made_of_clue.info["question"], made_of_clue.gold) == ("What flows?", ["the Nile"])
 
 
 def test_lists_are_literals_and_never_evaluated() -> None:
