@@ -41,7 +41,8 @@ class SciQ(PublishedTask):
 
 @dataclass(frozen=True)
 class BioASQ(PublishedTask):
-    """Factoid questions of biomedical experts; other types of questions are left out."""
+    """Factoid questions of biomedical experts; other types of questions are left out. Linguistic calibration is tested
+    on the training file of Task 12b."""
 
     kind: str = "short_answer"
 
