@@ -1,20 +1,28 @@
 """Answers that a response states with a probability each, in words that a rule can read.
 
-Two forms: an answer and its verbalised confidence in lines of their own, as with reinforcement learning with
-calibration rewards (Damani et al. 2025, arXiv 2507.16806), and a paragraph that names alternatives with a percentage
-behind each, as with linguistic calibration (Band et al. 2024, arXiv 2404.00474):
+Three forms: an answer and its verbalised confidence in lines of their own; the same between tags, behind the reasoning,
+as published for reinforcement learning with calibration rewards (RLCR, Damani et al. 2025, arXiv 2507.16806); and a
+paragraph that names alternatives with a percentage behind each, as with linguistic calibration (Band et al. 2024, arXiv
+2404.00474):
 
     Answer: fish                        It is fish (60%), or else rice (30%) or eggs (10%).
     Confidence: 60%
 
+    <think> It swims. </think> <answer> fish </answer> <analysis> Or not. </analysis> <confidence> 0.6 </confidence>
+
+Between tags the confidence is a number from 0 to 1. The analysis, and the reasoning with its tags, may be left out;
+nothing else stands before, between or behind the tags. A response with one of them that is not of this form offers
+nothing.
+
 A comma, semicolon or bracket begins another alternative: a paragraph cannot offer "Washington, D.C.", and a gold of
-that kind has 0 in it; an answer line can. A paragraph in free words needs models to read it
+that kind has 0 in it; an answer line can, and so can tags. A paragraph in free words needs models to read it
 (`rewards.model_forecasts`).
 """
 
 import re
 from dataclasses import dataclass
 
+from espalier.data.answers.final_answer import after_reasoning
 from espalier.data.answers.grade import Gold
 from espalier.data.answers.short_answers import golds, short_key
 
@@ -23,6 +31,13 @@ _CONFIDENCE = re.compile(r"^[ \t]*Confidence:[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(%
 _LABEL = re.compile(r"^[^\w\n]*Confidence\b(?=[^\w\n]*[:=])[^\n]*$", re.MULTILINE | re.IGNORECASE)
 _MENTION = re.compile(r"\bconfiden(?:ce|t)\b", re.IGNORECASE)
 _ALTERNATIVE = re.compile(r"([^\s,;.()][^,;()\n]*?)\s*\(\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*\)")
+_TAG = re.compile(r"</?(?:answer|analysis|confidence)\b", re.IGNORECASE)
+_INSIDE = r"((?:(?!</?(?:think|answer|analysis|confidence)\b).)*)"
+_TAGGED = re.compile(
+    rf"\s*<answer>{_INSIDE}</answer>\s*(?:<analysis>{_INSIDE}</analysis>\s*)?"
+    r"<confidence>\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*</confidence>\s*",
+    re.DOTALL,
+)
 _OPENING = re.compile(r"(?:it is|or else|either|perhaps|maybe|or|and|else)\s+", re.IGNORECASE)
 
 
@@ -48,12 +63,12 @@ class Forecast:
 def stated_answers(response: str) -> list[tuple[str, float]]:
     """Return (answer, probability) in the response's order, each answer once: what is said first holds.
 
-    An answer line has the probability 1 where the response speaks of no confidence. Empty where nothing can be read,
-    where a confidence is in a form that cannot be read ("confidence: 60%"), where lines contradict each other (two
-    different answers or confidences), and where a number is no probability (150%).
+    Tags are read where there is one behind the reasoning. An answer line has the probability 1 where the response
+    speaks of no confidence. Empty where nothing can be read, where a confidence is in a form that cannot be read
+    ("confidence: 60%"), where lines contradict each other (two different answers or confidences), and where a number is
+    no probability (150%).
     """
-    lines = _ANSWER.findall(response)
-    found = _lines_stated(response, lines) if lines else _alternatives_stated(response)
+    found = _stated(response)
     if not all(0 <= probability <= 1 for _, probability in found):
         return []
     unique: dict[str, tuple[str, float]] = {}
@@ -61,6 +76,15 @@ def stated_answers(response: str) -> list[tuple[str, float]]:
         if key := short_key(answer):
             unique.setdefault(key, (answer, probability))
     return list(unique.values())
+
+
+def _stated(response: str) -> list[tuple[str, float]]:
+    shown = after_reasoning(response)
+    if _TAG.search(response if shown is None else shown):
+        tagged = _TAGGED.fullmatch(shown or "")
+        return [(tagged[1].strip(), float(tagged[3]))] if tagged else []
+    lines = _ANSWER.findall(response)
+    return _lines_stated(response, lines) if lines else _alternatives_stated(response)
 
 
 def _lines_stated(response: str, answers: list[str]) -> list[tuple[str, float]]:

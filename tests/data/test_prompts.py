@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -67,6 +68,11 @@ def bos_tokenizer(demonstration_texts: list[str]) -> Any:
 
 
 # --- text ---------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_of_rlcr_asks_for_the_tags_that_are_read_in_their_order() -> None:
+    tags = re.findall(r"<\w+> </\w+>", prompt_config("chat_rlcr").instruction)
+    assert tags == [f"<{name}> </{name}>" for name in ("think", "answer", "analysis", "confidence")]
 
 
 def test_the_default_is_the_question_and_a_newline() -> None:

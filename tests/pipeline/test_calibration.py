@@ -188,8 +188,12 @@ def test_forecasts_of_the_world_know_the_truth(tmp_path: Path) -> None:
                           grade.answer, is_right)  # fmt: skip
 
     gold, other = problems[0].gold, next(a for a in problems[1].info["probabilities"] if a != problems[1].gold)
-    rows = [sampled(0, f"Answer: {gold}\nConfidence: 70%"), sampled(1, f"Answer: {other}\nConfidence: 20%"),
-            sampled(2, "Answer"), sampled(3, f"Answer: {problems[3].gold}\nConfidence: 70%", "length")]  # fmt: skip
+    rows = [
+        sampled(0, f"<answer>{gold}</answer> <confidence>0.7</confidence>"),
+        sampled(1, f"Answer: {other}\nConfidence: 20%"),
+        sampled(2, f"<answer>{problems[2].gold}</answer> <confidence>70%</confidence>"),
+        sampled(3, f"Answer: {problems[3].gold}\nConfidence: 70%", "length"),
+    ]
     write_records(tmp_path / "t.jsonl", rows)
     context = StageContext(task, tmp_path / "f.jsonl", 10.0)
     write_records(tmp_path / "f.jsonl", ReadForecasts("test").run(str(tmp_path / "t.jsonl"), context))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from espalier.data.answers.grading import grade_answer
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.rewards.calibration import (
     ConfidenceReward,
@@ -92,6 +93,17 @@ def test_rlcr_by_hand_and_the_best_answer_pays_most() -> None:
     for p in (0.2, 0.5, 0.8):
         honest = p * (1 + confidence_score(p, True, "brier")) + (1 - p) * confidence_score(p, False, "brier")
         assert honest == pytest.approx(p * p)
+
+
+def test_rlcr_reads_tags_and_malformed_ones_are_wrong_with_full_confidence() -> None:
+    text = (
+        "<think> It swims. </think> <answer>fish</answer> <analysis> Or not. </analysis> <confidence>0.6</confidence>"
+    )
+    kind = {"gold": ["fish"], "kind": "short_answer"}
+    for read, total in ((text, 1 - 0.16), (text.replace("0.6", "60%"), -1.0), (text.replace("</answer>", ""), -1.0),
+                        (text.replace("fish", "rice"), -0.36), (text + "</confidence>", -1.0)):  # fmt: skip
+        row = response(read, "fish", grade_answer(prediction=read, **kind).is_correct)  # type: ignore[arg-type]
+        assert ConfidenceReward()([row])[0].total == pytest.approx(total)
 
 
 def test_a_cut_or_unreadable_response_is_wrong_with_full_confidence() -> None:

@@ -82,6 +82,68 @@ def test_the_most_confident_answer_is_the_first_of_equals() -> None:
     assert stated_forecast("It is rice (20%), or else fish (40%) or eggs (40%).", "x").most_confident == ("fish", 0.4)
 
 
+RLCR = (
+    "<think> It swims. </think>\n<answer> fish </answer>\n<analysis> It may float. </analysis>\n"
+    "<confidence> 0.6 </confidence>"
+)
+
+
+@pytest.mark.parametrize(
+    ("response", "confidence"),
+    [
+        (RLCR, 0.6),
+        (RLCR.removeprefix("<think>"), 0.6),  # where the prompt opens the reasoning
+        (RLCR.removeprefix("<think> It swims. </think>\n"), 0.6),
+        (RLCR.replace("<analysis> It may float. </analysis>\n", ""), 0.6),
+        (RLCR.replace("It swims", "Answer: rice\nor <answer> rice </answer>"), 0.6),
+        (RLCR.replace("It may float", "My confidence, 90%, is (80%) too high\nAnswer: rice"), 0.6),
+        (RLCR.replace(" 0.6 ", "1"), 1.0),
+        (RLCR.replace(" 0.6 ", "\n.25\n"), 0.25),
+        (RLCR.replace(" 0.6 ", "0"), 0.0),
+    ],
+)
+def test_tags_behind_the_reasoning_are_read_as_published(response: str, confidence: float) -> None:
+    assert stated_answers(response) == [("fish", confidence)]
+    assert stated_forecast(response, "fish").gold == confidence
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        RLCR.replace(" 0.6 ", ""),
+        RLCR.replace(" 0.6 ", "60%"),
+        RLCR.replace(" 0.6 ", "60"),
+        RLCR.replace(" 0.6 ", "1.01"),
+        RLCR.replace(" 0.6 ", "-0.6"),
+        RLCR.replace(" 0.6 ", "high"),
+        RLCR.replace(" 0.6 ", "0.6 or 0.7"),
+        RLCR.replace(" fish ", " "),
+        RLCR.replace("</confidence>", ""),
+        RLCR.replace("<confidence>", ""),
+        RLCR.replace("</answer>", ""),
+        RLCR.replace("<answer>", "<Answer>"),
+        RLCR.replace("</think>", ""),
+        RLCR.replace("</analysis>", ""),
+        RLCR.replace(" fish ", " fish </answer> <answer> rice "),
+        RLCR.replace(" 0.6 ", " 0.6 </confidence> <confidence> 0.9 "),
+        RLCR.replace("</think>", "</think> I say"),
+        RLCR + " Or so.",
+        RLCR.partition("\n<confidence>")[0],
+        "<answer>fish</answer>",
+        "<confidence>0.6</confidence> <answer>fish</answer>",
+        "Answer: fish\n<confidence>0.6</confidence>",
+        "Answer: fish\nConfidence: 60%\n<answer>fish</answer>",
+        "It is <answer>fish (60%)</answer>.",
+    ],
+)
+def test_tags_that_are_malformed_offer_nothing(response: str) -> None:
+    assert stated_answers(response) == []
+
+
+def test_lines_behind_reasoning_without_tags_are_read_as_lines() -> None:
+    assert stated_answers("<think>An <answer> is due.</think>\nAnswer: fish\nConfidence: 60%") == [("fish", 0.6)]
+
+
 @pytest.mark.parametrize(
     ("text", "confidence"),
     [
