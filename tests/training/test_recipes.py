@@ -1,8 +1,9 @@
 """Published trainer settings: the experiments hold the values of their papers' own configs.
 
 LPR: Jiao et al. 2024 (arXiv 2402.00658). VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679). Implicit process
-rewards: Yuan et al. 2024 (arXiv 2412.01981), whose number of processes, warm-up and schedule are not on record. A
-batch is written as micro-batch x accumulation x processes, as it was run.
+rewards: Yuan et al. 2024 (arXiv 2412.01981), whose number of processes, warm-up and schedule are not on record.
+Linguistic calibration: Band et al. 2024 (arXiv 2404.00474). A batch is written as micro-batch x accumulation x
+processes, as it was run.
 """
 
 from pathlib import Path
@@ -40,6 +41,9 @@ OPENRL = {"optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "updat
 IMPLICIT = {"optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "update.learning_rate": 5e-7,
             "num_epochs": 1, "objective.beta": 0.05, "examples.max_length": 8192, "model.gradient_checkpointing": True,
             "update.schedule": "cosine"}  # fmt: skip
+CALIBRATION = {"optimizer.betas": [0.9, 0.999], "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0,
+               "update.schedule": "cosine", "examples.max_length": 1024}  # fmt: skip
+CALIBRATION_SFT = {**CALIBRATION, "num_epochs": 3, "update.warmup_share": 0.03, "model.gradient_checkpointing": True}
 
 # name → (micro-batch, accumulation, processes), ZeRO stage (None: no DeepSpeed), whether it offloads, other values.
 RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]] = {
@@ -76,6 +80,17 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
         "update.warmup_share": 0.1, "num_epochs": 4, "examples.generate_weight": 0.25,
         "examples.verify.max_length": 2048, "examples.generate.max_length": 2048,
         "objective.loss_aggregation": "token"}),
+    "sft/linguistic_calibration": ((4, 2, 4), None, False, {**CALIBRATION_SFT, "update.learning_rate": 5e-6}),
+    "sft/linguistic_calibration_distilled": ((4, 2, 4), None, False, {
+        **CALIBRATION_SFT, "update.learning_rate": 3e-6}),
+    "sft/linguistic_calibration_factuality": ((4, 2, 4), None, False, {
+        **CALIBRATION_SFT, "update.learning_rate": 8e-7}),
+    "sft/answer_extraction": ((4, 16, 4), None, False, {
+        **CALIBRATION_SFT, "update.learning_rate": 5e-6, "num_epochs": 5}),
+    # soft labels; 2,000 of 20,000 questions are held out, all answers of a question on one side
+    "reward/probability_forecasting": ((2, 32, 4), None, False, {
+        **CALIBRATION, "update.learning_rate": 5e-6, "num_epochs": 5, "update.warmup_share": 0.1,
+        "model.num_labels": 1, "model.trains": "all", "objective.hard_above": None, "examples.held_out_share": 0.1}),
     "sft/rho_math": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 50}),
     "sft/rho_gsm8k": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 45}),
     "sft/deepseek_math": ((2, 8, 4), 2, False, {**VINE_SFT, "update.learning_rate": 5e-5,
