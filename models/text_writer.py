@@ -1,5 +1,6 @@
-"""A language model that continues short texts greedily, in batches: for rewards that read by a model of their own."""
+"""A language model that continues short texts, in batches: for rewards that read by a model of their own."""
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +10,13 @@ from espalier.models.load import BadModel, check_model_folder, load_end_ids, loa
 
 
 class TextWriter:
-    """The network of a folder with its own tokenizer; `max_tokens` of a continuation. Raises BadModel on a folder that
-    is no language model."""
+    """The network of a folder with its own tokenizer; `max_tokens` of a continuation. At `temperature` 0 it writes the
+    likeliest token, above it draws from all: the same for the same prompts in the same order, and without touching
+    torch's own random numbers. Raises BadModel on a folder that is no language model."""
 
-    def __init__(self, path: str, max_tokens: int, batch_size: int):
+    def __init__(self, path: str, max_tokens: int, batch_size: int, temperature: float = 0.0):
         check_model_folder(path)
-        self.path, self.max_tokens, self.batch_size = path, max_tokens, batch_size
+        self.path, self.max_tokens, self.batch_size, self.temperature = path, max_tokens, batch_size, temperature
         self.tokenizer = load_tokenizer(path)
         try:
             self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().requires_grad_(False)
@@ -46,10 +48,13 @@ class TextWriter:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        written = self.model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=self.max_tokens, do_sample=False, num_beams=1,
-            pad_token_id=pad, eos_token_id=self.end_ids, use_cache=True,
-        )[:, width:].tolist()  # fmt: skip
+        draws = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature else {}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(zlib.crc32(repr(rows).encode()))
+            written = self.model.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=self.max_tokens, do_sample=bool(draws), num_beams=1,
+                pad_token_id=pad, eos_token_id=self.end_ids, use_cache=True, **draws,
+            )[:, width:].tolist()  # fmt: skip
         return [self._text(row) for row in written]
 
     def _text(self, ids: list[int]) -> str | None:

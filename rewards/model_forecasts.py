@@ -3,8 +3,7 @@ the paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections 
 
 The extracting model is a language model trained on `problems/import_calibration_data stage.target=extraction`, the
 forecaster an outcome reward model trained on `target=forecasting`; both are asked with the texts of their training
-(`data.reader_prompts`) in their own tokenizers. Extraction is greedy, where the published runs sample at temperature
-0.3.
+(`data.reader_prompts`) in their own tokenizers. Extraction samples at `temperature`, 0.3 in the published runs.
 """
 
 from collections.abc import Sequence
@@ -82,7 +81,8 @@ class Questions:
 
 class ModelForecasts:
     """Forecasts of responses in free words (`rewards.calibration.Forecasts`). `problems`: a file of them, for their
-    questions. A list of answers that does not end within `max_tokens` offers nothing, as a response that was cut."""
+    questions. A list of answers that does not end within `max_tokens` offers nothing, as a response that was cut.
+    `temperature` of the extraction, 0: greedy; BadInput below."""
 
     def __init__(
         self,
@@ -93,9 +93,12 @@ class ModelForecasts:
         batch_size: int = 16,
         batch_tokens: int = 16384,
         attention: str = "auto",
+        temperature: float = 0.0,
     ):
+        if temperature < 0:
+            raise BadInput(f"reward.forecasts.temperature must be 0 (greedy) or more, got {temperature:g}")
         self.questions = Questions(problems)
-        self.writer = TextWriter(extractor, max_tokens, batch_size)
+        self.writer = TextWriter(extractor, max_tokens, batch_size, temperature)
         self.scorer = TextScorer(forecaster, batch_tokens, attention)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:

@@ -74,6 +74,25 @@ def test_a_batch_of_unequal_prompts_is_continued_as_each_alone(folder: Path) -> 
     assert writer([]) == []
 
 
+def test_a_temperature_draws_the_same_for_the_same_prompts_and_leaves_torchs_random_numbers(folder: Path) -> None:
+    def written(temperature: float) -> list[str | None]:
+        writer = TextWriter(str(folder / "policy"), 12, 4, temperature)
+        writer.end_ids = sorted({*writer.end_ids, *range(0, 320, 8)})  # so that continuations end
+        return writer([f"Who sang {number}?" for number in range(8)])
+
+    before = torch.get_rng_state()
+    hot = written(3.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)  # what torch draws next is another number, and the texts are the same
+    assert hot == written(3.0)
+    greedy = written(0.0)
+    assert written(1e-4) == greedy
+    assert hot != greedy
+    assert len(set(hot)) > 3
+    with pytest.raises(BadInput, match=r"temperature must be 0 \(greedy\) or more, got -1"):
+        ModelForecasts("x", "y", "z", temperature=-1)
+
+
 def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Path) -> None:
     write_records(tmp_path / "train.jsonl", [Problem("p", "Write about singers.", "Ana", {"question": "Who sang?"})])
     write_records(tmp_path / "dev.jsonl", [Problem("q", "Who hit?", "Ben")])

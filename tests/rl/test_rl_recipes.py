@@ -157,6 +157,7 @@ CALIBRATION = {
     "critic.learning_rate": 1e-5, "critic.warmup_steps": 5, "critic.schedule": "linear", "critic.clip_range": 0.2,
     "critic.loss_coefficient": 0.1, "critic.model.source": "reward_model_body", "critic.form": "linear",
     "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0, "reward.forecasts.max_tokens": 300,
+    "reward.forecasts.temperature": 0.3,
 }  # fmt: skip
 """Band et al. 2024: one optimizer for policy and critic there, two of one schedule here."""
 RESTEM = {
