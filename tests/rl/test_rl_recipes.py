@@ -265,9 +265,7 @@ def test_a_group_baseline_differs_from_the_published_vineppo_run_in_its_estimato
 ) -> None:
     given = ["model.path=M", "output_dir=D"]
     published = OmegaConf.to_container(composed(f"exp/ppo/vineppo_{size}_{task}", *given), resolve=True)
-    baseline = OmegaConf.to_container(
-        composed(f"exp/ppo/grpo_{size}_{task}", *given, f"advantage={advantage}"), resolve=True
-    )
+    baseline = OmegaConf.to_container(composed(f"exp/ppo/{advantage}_{size}_{task}", *given), resolve=True)
     assert isinstance(published, dict)
     assert isinstance(baseline, dict)
     estimator = {"grpo": "espalier.rl.advantages.grpo.GRPO", "rloo": "espalier.rl.advantages.rloo.RLOO"}
