@@ -1,9 +1,9 @@
 """Published trainer settings: the experiments hold the values of their papers' own configs.
 
 LPR: Jiao et al. 2024 (arXiv 2402.00658). VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679). Implicit process
-rewards: Yuan et al. 2024 (arXiv 2412.01981), whose number of processes, warm-up and schedule are not on record.
-Linguistic calibration: Band et al. 2024 (arXiv 2404.00474). A batch is written as micro-batch x accumulation x
-processes, as it was run.
+rewards: Yuan et al. 2024 (arXiv 2412.01981), whose number of processes, warm-up and schedule are not on record, nor
+anything of NCA and KTO alone. Linguistic calibration: Band et al. 2024 (arXiv 2404.00474). A batch is written as
+micro-batch x accumulation x processes, as it was run.
 """
 
 from pathlib import Path
@@ -73,8 +73,19 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
     "reward/openrlhf_llama_8b": ((2, 1, 128), 2, False, {
         **OPENRL, "num_epochs": 1, "update.learning_rate": 9e-6, "update.warmup_share": 0.03,
         "update.schedule": "cosine"}),
-    "reward/implicit_ce_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "examples.is_distinct": False}),
-    "reward/implicit_dpo_llama_8b": ((1, 8, 8), 3, False, {**IMPLICIT, "objective.label_smoothing": 0.0}),
+    "reward/implicit_ce_llama_8b": ((1, 8, 8), 3, False, {
+        **IMPLICIT, "objective._target_": "espalier.training.objectives.implicit_ce.ImplicitCrossEntropy",
+        "examples.is_distinct": False}),
+    "reward/implicit_dpo_llama_8b": ((1, 8, 8), 3, False, {
+        **IMPLICIT, "objective._target_": "espalier.training.objectives.dpo.DirectPreference",
+        "objective.label_smoothing": 0.0}),
+    "reward/implicit_nca_llama_8b": ((1, 8, 8), 3, False, {
+        **IMPLICIT, "objective._target_": "espalier.training.objectives.nca.NoiseContrastive",
+        "objective.sft_weight": 0.0}),
+    "reward/implicit_kto_llama_8b": ((1, 8, 8), 3, False, {
+        **IMPLICIT, "objective._target_": "espalier.training.objectives.kto.KahnemanTversky",
+        "objective.desirable_weight": 1.0, "objective.undesirable_weight": 1.0, "objective.has_baseline": True,
+        "examples.is_distinct": False, "examples.has_mismatched": True}),
     "sft/verifier_llama_8b": ((2, 8, 4), 2, False, {
         "optimizer.betas": [0.9, 0.999], "optimizer.weight_decay": 0.0, "update.learning_rate": 1e-6,
         "update.warmup_share": 0.1, "num_epochs": 4, "examples.generate_weight": 0.25,
