@@ -20,6 +20,7 @@ from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
 from espalier.rl.probes.watch import Watch
+from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout_source import Problems, RolloutSource
 from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -48,6 +49,7 @@ class Iteration:
     samples: RolloutLog
     loop: BackgroundLoop
     pad_id: int
+    reward_scaling: RewardScaling | None = None
     stop: StopSignals = field(default_factory=StopSignals, init=False)
     _counted: int = field(default=0, init=False)  # generated tokens that are in a row of metrics
     _steps: StepWatch = field(default_factory=StepWatch, init=False)
@@ -104,16 +106,20 @@ class Iteration:
                 clock=self.metrics.clock,
                 micro_batch_tokens=config.update.micro_batch_tokens,
             )
-            experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
+            rewards = token_rewards(groups, experience.response_mask)
+            if self.reward_scaling is not None:
+                rewards = self.reward_scaling(rewards, experience.response_mask)
+                self.metrics.add(self.reward_scaling.metrics())
+            experience = replace(experience, rewards=rewards)
             for learner in self.update.learners:
                 experience = learner.score(groups, experience, scorer)
             distance = {}
             if experience.reference_logprobs is not None:
-                distance = describe_kl(experience, groups) | {"kl/coefficient": self.policy.loss.kl.coefficient}
+                distance = describe_kl(experience, rewards) | {"kl/coefficient": self.policy.loss.kl.coefficient}
             if config.update.whitens_rewards:
                 assert experience.rewards is not None
-                rewards = whiten_around_mean(experience.rewards, experience.response_mask)
-                experience = replace(experience, rewards=rewards)
+                whitened = whiten_around_mean(experience.rewards, experience.response_mask)
+                experience = replace(experience, rewards=whitened)
         with self.metrics.clock.phase("probes"):
             self.metrics.add(self.watch.look(groups, experience, iteration))
             if experience.old.is_scored:  # before an estimator samples more, which costs more than a pass
@@ -182,6 +188,8 @@ class Iteration:
             updated = self.update(experience, iteration)
             self.watch.check_update(updated.get("kl_old", 0.0), updated["kl_luckiest"])
             self.policy.adapt_penalty(experience)
+            if self.reward_scaling is not None:
+                self.reward_scaling.keep()
         return updated
 
     def _measured(

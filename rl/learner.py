@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.rl.experience import RowScorer
+from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.manifest import write_folder
@@ -99,9 +100,11 @@ class Learner(Protocol):
 
 @dataclass
 class RunState:
-    """The state of all learners, saved and resumed as one; implements `training.checkpoint.HasState`."""
+    """The state of all learners, and of the rewards' scale where it is theirs so far, saved and resumed as one;
+    implements `training.checkpoint.HasState`."""
 
     learners: Sequence[Learner]
+    reward_scaling: RewardScaling | None = None
 
     @property
     def resumes_on_any_ranks(self) -> bool:
@@ -115,6 +118,8 @@ class RunState:
                 (folder / learner.folder).mkdir(exist_ok=True)
             barrier()
             learner.save_state(folder / learner.folder)
+        if self.reward_scaling is not None and is_main_rank():
+            self.reward_scaling.save(folder)
 
     def load_state(self, folder: Path) -> None:
         """What `save_state` wrote. Raises BadCheckpoint where one has a critic, say, and the other has none."""
@@ -125,6 +130,8 @@ class RunState:
                 raise BadCheckpoint(f"{folder} has {has} {name}: choose another output_dir")
         for learner in self.learners:
             learner.load_state(folder / learner.folder)
+        if self.reward_scaling is not None:
+            self.reward_scaling.load(folder)
 
 
 def write_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:

@@ -68,21 +68,20 @@ def kl_per_response(experience: Experience) -> float:
     return float((experience.old_logprobs[mask] - experience.reference_logprobs[mask]).sum()) / len(mask)
 
 
-def describe_kl(experience: Experience, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+def describe_kl(experience: Experience, scores: torch.Tensor) -> dict[str, float]:
     """Measure distances from the reference in nats, by the policy before the update: k1 per token and per response,
-    k2 and k3 per token. The rewards may have the KL term in them: `penalty_in_reward` says how much per response, and
-    `net_reward` what is left of the scores."""
+    k2 and k3 per token. The rewards may have the KL term in them, which `scores` [N, T] have not: `penalty_in_reward`
+    says how much per response, and `net_reward` what is left."""
     assert experience.reference_logprobs is not None
     assert experience.rewards is not None
     mask = experience.response_mask
     own, reference = experience.old_logprobs[mask], experience.reference_logprobs[mask]
-    total = sum(score.total for group in groups for score in group.scores)
     return {
         "kl/per_token": float((own - reference).mean()),
         "kl/per_response": kl_per_response(experience),
         "kl/k2": float(divergence(own, reference, "mse").mean()),
         "kl/k3": float(divergence(own, reference, "k3").mean()),
-        "kl/penalty_in_reward": float(experience.rewards.sum() - total) / len(mask),
+        "kl/penalty_in_reward": float((experience.rewards - scores).sum()) / len(mask),
         "kl/net_reward": float(experience.rewards.sum()) / len(mask),
     }
 

@@ -131,7 +131,7 @@ class Trainer(Iteration):
 
     @property
     def _state(self) -> RunState:
-        return RunState(self.update.learners)
+        return RunState(self.update.learners, self.reward_scaling)
 
     def _is_budget_spent(self, done: int) -> bool:
         """Say whether the iterations so far end the training by what they cost."""

@@ -30,6 +30,7 @@ from espalier.rl.learner import Learner
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
+from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import check_params
 from espalier.rl.rollout_filters import RolloutFilter
@@ -176,6 +177,7 @@ def assemble(
         samples=RolloutLog(Path(config.output_dir), config.samples, further or {}),
         loop=loop,
         pad_id=int(sampler.tokenizer.pad_token_id),
+        reward_scaling=make_reward_scaling(config),
         window=window,
     )
 
@@ -297,6 +299,12 @@ def check_vocabulary(policy: Any, size: int, name: str) -> None:
     own = int(policy.config.vocab_size)
     if size != own:
         raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
+
+
+def make_reward_scaling(config: RLConfig) -> RewardScaling | None:
+    """Return what brings rewards to one scale over the run, None where the config asks for nothing."""
+    kind = config.update.reward_scaling
+    return None if kind == "none" else RewardScaling(kind, config.update.reward_limit)
 
 
 def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilter | None:

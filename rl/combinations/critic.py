@@ -31,6 +31,9 @@ def check_critic_range(config: RLConfig) -> None:
     demand(not config.update.whitens_rewards or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and update.whitens_rewards=true scales returns to any number: {_REMEDY}, or set it to "
            "false")  # fmt: skip
+    demand(config.update.reward_scaling == "none" or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and update.reward_scaling={config.update.reward_scaling} scales returns to any number: {_REMEDY}, "
+           "or set it to none")  # fmt: skip
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     demand(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip

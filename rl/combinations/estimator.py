@@ -21,6 +21,12 @@ def check_estimator(config: RLConfig) -> None:
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
     demand(kind.reads_token_rewards or not config.update.whitens_rewards,
            f"{name} does not see rewards of tokens: set update.whitens_rewards=false")  # fmt: skip
+    is_scaled = config.update.reward_scaling != "none"
+    demand(kind.reads_token_rewards or not is_scaled,
+           f"{name} does not see rewards of tokens: set update.reward_scaling=none")  # fmt: skip
+    demand(not kind.samples_more or not is_scaled,
+           f"{name} compares rewards with those of responses that it samples itself, which are not scaled: set "
+           "update.reward_scaling=none")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     demand(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "

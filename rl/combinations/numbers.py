@@ -6,6 +6,7 @@ from operator import attrgetter
 from espalier.models.precision import PRECISIONS
 from espalier.rl.combinations.components import demand
 from espalier.rl.evaluation import METRICS
+from espalier.rl.reward_scaling import SCALINGS
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.schemas import RLConfig
 
@@ -37,6 +38,11 @@ def check_numbers(config: RLConfig) -> None:
         config.update.whitening in WHITENINGS,
         f"update.whitening must be one of {', '.join(WHITENINGS)}, got '{config.update.whitening}'",
     )
+    scaling, limit = config.update.reward_scaling, config.update.reward_limit
+    demand(scaling in SCALINGS, f"update.reward_scaling must be one of {', '.join(SCALINGS)}, got '{scaling}'")
+    demand(limit >= 0, f"update.reward_limit must be at least 0 (0: no bound), got {limit:g}")
+    demand(limit == 0 or scaling != "none", f"update.reward_limit={limit:g} bounds rewards that are scaled, and "
+           "update.reward_scaling=none: set it to scale or standard, or the reward's own limit")  # fmt: skip
     demand(
         config.rollout.order in ORDERS,
         f"rollout.order must be one of {', '.join(ORDERS)}, got '{config.rollout.order}'",

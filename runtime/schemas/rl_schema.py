@@ -83,6 +83,12 @@ class RLUpdateConfig:
     weighed, whatever the bounds"""
     loss_aggregation: str = "token"
     """what a minibatch's loss is divided by: token, sequence or constant (rl/losses.py)"""
+    reward_scaling: str = "none"
+    """over the run: none, scale (every reward is divided by the standard deviation of all responses' rewards so far) or
+    standard (their mean is taken off too, at a response's last token); before a KL penalty, for estimators that read
+    rewards of tokens"""
+    reward_limit: float = 0.0
+    """with reward_scaling, no reward of a token is further from 0 behind it; 0: any may be"""
     whitens_rewards: bool = False
     """the rewards of all tokens, a KL penalty in them too, are set to a standard deviation of 1 over the whole
     iteration, around their mean, before advantages are estimated"""
