@@ -1,10 +1,12 @@
-"""Problem or Demonstration → how long its texts are in tokens, by source, as an SVG file that stands alone.
+"""Problem, Demonstration or PreferencePair → how long its texts are in tokens, by source, as an SVG file that stands
+alone.
 
     python run_stage.py -cn analysis/draw_lengths input=mixed.jsonl stage.tokenizer=MODEL output=lengths.svg
 
-A problem's prompt is written by `stage.template`; a demonstration has a prompt and a completion. The source is
-`info["subject"]` of a problem, and what stands before the first `-` of a demonstration's id: problems/mix_datasets
-writes both.
+A problem's prompt is written by `stage.template`; a demonstration has a prompt and a completion, a pair a prompt and
+two sides. All are counted as text, by `stage.tokenizer`. The source of a problem is `info["subject"]`; that of another
+row is the name in `X.statistics.json` that begins its id. problems/mix_datasets writes both. Without them all rows are
+of one source.
 """
 
 import json
@@ -12,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from espalier.analysis.charts import NUM_SERIES, Axis, frame
@@ -19,18 +22,25 @@ from espalier.analysis.curve_figure import STYLE
 from espalier.analysis.markup import Markup, join, tag
 from espalier.data.jsonl import read_records
 from espalier.data.prompts import PromptTemplate
-from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.records import BadInput, Demonstration, PreferencePair, Problem
 from espalier.models.tokenizer import load_tokenizer
 from espalier.pipeline.stage import StageContext
 
 _NUM_BINS, _WIDTH, _HEIGHT, _LEFT = 30, 760, 300, 64
+_ALL = "all"  # the source of rows that name none
+_TEXTS: dict[str, tuple[type[Demonstration | PreferencePair], tuple[str, ...]]] = {
+    "completion": (Demonstration, ("prompt", "completion")),
+    "chosen": (PreferencePair, ("prompt", "chosen", "rejected")),
+}
+"""A key that only such rows have → their kind, the fields that are counted."""
 Lengths = dict[str, list[int]]
 """Source → number of tokens of each of its texts."""
 
 
 @dataclass(frozen=True)
 class DrawLengths:
-    """One histogram per text (prompt, completion), one outline per source, all on common axes of 30 bins."""
+    """One histogram per text (prompt, completion, side of a pair), one outline per source, all on common axes of 30
+    bins."""
 
     tokenizer: str
     template: PromptTemplate = field(default_factory=PromptTemplate)
@@ -55,19 +65,51 @@ class DrawLengths:
     def _texts(self, path: str) -> dict[str, dict[str, list[str]]]:
         """Return text's name → source → texts."""
         found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        with open(path, encoding="utf-8") as file:
-            first = file.readline()
-        if not first.strip():
-            raise BadInput(f"{path}: holds no row")
-        if '"completion"' in first and "question" not in json.loads(first):
-            for one in read_records(Demonstration, path):
-                source = one.id.partition("-")[0]
-                found["prompt"][source].append(one.prompt)
-                found["completion"][source].append(one.completion)
+        keys = first_keys(path)
+        name = next((key for key in _TEXTS if key in keys), None)
+        if name is None:
+            for problem in read_records(Problem, path):
+                found["prompt"][str(problem.info.get("subject", _ALL))].append(self.template.render(problem))
             return found
-        for problem in read_records(Problem, path):
-            found["prompt"][str(problem.info.get("subject", "all"))].append(self.template.render(problem))
+        kind, texts = _TEXTS[name]
+        sources = sources_of(path)
+        for row in read_records(kind, path):
+            source = source_of(row.id, sources, path)
+            for text in texts:
+                found[text][source].append(getattr(row, text))
         return found
+
+
+def first_keys(path: str) -> set[str]:
+    """Return the keys of a file's first row; none where that is no object, which its reader says. Raises BadInput on a
+    file without rows."""
+    with open(path, encoding="utf-8") as file:
+        first = file.readline()
+    if not first.strip():
+        raise BadInput(f"{path}: holds no row")
+    try:
+        row = json.loads(first)
+    except ValueError:
+        return set()
+    return set(row) if isinstance(row, dict) else set()
+
+
+def sources_of(path: str) -> list[str]:
+    """Return the names of a mixture's sources, none where no statistics lie beside it."""
+    statistics = Path(path).with_name(f"{Path(path).stem}.statistics.json")
+    return list(json.loads(statistics.read_text(encoding="utf-8"))["sources"]) if statistics.is_file() else []
+
+
+def source_of(identity: str, sources: Sequence[str], path: str) -> str:
+    """Return the source that begins a row's id, no other of whose rows can (`problems.mix_datasets`). Raises BadInput
+    where none does."""
+    if not sources:
+        return _ALL
+    found = next((name for name in sources if identity.startswith(f"{name}-")), None)
+    if found is None:
+        raise BadInput(f"{path}: '{identity}' begins with no source of its statistics ({', '.join(sources)}): mix the "
+                       "rows anew, or rename the statistics")  # fmt: skip
+    return found
 
 
 def count_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> Lengths:

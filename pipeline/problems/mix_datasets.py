@@ -12,6 +12,7 @@ again. Everything about a row is in the row, so that the shuffle cannot part a q
 `X.statistics.json` counts each source.
 """
 
+import itertools
 import logging
 import random
 from collections import Counter
@@ -79,6 +80,10 @@ class MixDatasets:
         if not names or max(names.values()) > 1:
             what = f"the name '{names.most_common(1)[0][0]}' stands twice" if names else "there is none"
             raise BadInput(f"stage.sources: {what}: give [{{name: ..., path: ..., amount: 1.0}}, ...]")
+        for one, other in itertools.permutations(names, 2):
+            if other.startswith(f"{one}-"):
+                raise BadInput(f"stage.sources: ids of '{one}' could be those of '{other}', which begins with '{one}-'"
+                               ": rename one of them")  # fmt: skip
         for source in self._sources() if self.kind == "pair" else ():
             if source != Source(source.name, source.amount, source.path) or not source.path:
                 raise BadInput(f"stage.sources, '{source.name}': pairs come from a file of PreferencePair alone (name, "

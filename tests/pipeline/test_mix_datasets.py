@@ -156,6 +156,7 @@ def test_one_row_that_was_meant_as_all_is_said(tmp_path: Path, caplog: pytest.Lo
     ([source("0.5")], "amount must be a share"),
     ([source(True)], "amount must be a share"),
     ([source(1.0, name="a/b")], "it begins the ids"),
+    ([source(1.0, name="a-b"), source(1.0)], "ids of 'a' could be those of 'a-b', which begins with 'a-': rename one"),
     ([source(1.0, frac=2)], "there is no key 'frac'"),
     (["a 1.0"], "a source has name, amount"),
 ])  # fmt: skip
