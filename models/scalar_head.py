@@ -198,6 +198,17 @@ def load_critic(
     return model
 
 
+@torch.no_grad()
+def rescale_head(model: Any, mean: float, deviation: float) -> None:
+    """Have the head of a network of one label say (logit - mean) / deviation, before an engine takes it. What ZeRO-3
+    has cut is changed part by part, on every rank."""
+    head = model.get_submodule("score")
+    parts = {name: getattr(value, "ds_tensor", value) for name, value in head.named_parameters()}
+    parts["bias"].sub_(mean)
+    for part in parts.values():
+        part.div_(deviation)
+
+
 def scores_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """Return logits [..., L] → scores [...] in [0, 1] (L = 1: sigmoid; L = K + 1: expected share of K)."""
     logits = logits.float()

@@ -13,10 +13,12 @@ import torch
 from espalier.models.inputs import network
 from espalier.models.load import max_length_of
 from espalier.models.row_limits import longest_row
+from espalier.models.scalar_head import rescale_head
 from espalier.models.tokenizer_checks import check_same_tokenizer
+from espalier.rewards.outcome_model import read_normaliser
 from espalier.rewards.score import ChecksProblems, HoldsModels, Reward
 from espalier.rewards.verifiers import check_judges
-from espalier.rl.combinations import check_combinations, reads_start
+from espalier.rl.combinations import check_combinations, critic_normaliser, reads_start
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.rl.delivery.weight_sync import WeightSync
@@ -330,13 +332,17 @@ def make_further_estimators(config: RLConfig, params: SamplingParams) -> dict[st
 
 
 def make_critic(config: RLConfig) -> "Critic | None":
-    """Return the critic with its own engine, None where the config has none."""
+    """Return the critic with its own engine, None where the config has none. One that begins as the model whose rewards
+    are normalised says the same."""
     if (settings := config.critic) is None:
         return None
     from espalier.rl.critic import Critic
 
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_training_engine(config, load_trained(config, settings.model), settings.optimizer, *rates)
+    model = load_trained(config, settings.model)
+    if normaliser := critic_normaliser(config):
+        rescale_head(model, *read_normaliser(normaliser))
+    engine = make_training_engine(config, model, settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
     return Critic(engine, settings, config.precision, *sizes)

@@ -1,13 +1,13 @@
 """What trains along with the policy: a critic and the range of its returns, an implicit reward and who reads it."""
 
-import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from espalier.rl.combinations.components import class_name, demand, estimators_of, reward_range
 from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.runtime.schemas import RLConfig
 
-log = logging.getLogger(__name__)
 REFERENCES = ("start", "policy")
 UPDATES = ("before", "after")
 _REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
@@ -39,21 +39,21 @@ def check_critic_range(config: RLConfig) -> None:
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
 
 
-def warn_of_raw_values(config: RLConfig) -> None:
-    """A critic that begins with a reward model's own logits beside rewards that are normalised."""
-    critic = config.critic
-    node = critic.model if critic is not None else None
-    if not isinstance(node, dict) or node.get("source") != "reward_model" or not _is_normalised(config.reward):
-        return
-    log.warning("the critic begins at the reward model's own logits, and its rewards are normalised: "
-                "its first values are off by the mean that is taken off; choose critic=reward_model_body")  # fmt: skip
+def critic_normaliser(config: RLConfig) -> str:
+    """Return the file by which rewards of the model that the critic begins as are normalised; "" where none are."""
+    node = config.critic.model if config.critic is not None else None
+    if not isinstance(node, Mapping) or node.get("source") not in ("reward_model", "auto"):
+        return ""
+    return _normaliser(config.reward, Path(str(node["path"])).resolve())
 
 
-def _is_normalised(node: Any) -> bool:
-    """Say whether a component at or below a node has a normaliser."""
-    if not isinstance(node, dict):
-        return False
-    return bool(node.get("normaliser")) or any(map(_is_normalised, node.values()))
+def _normaliser(node: Any, path: Path) -> str:
+    """Return the normaliser of a component at or below a node that scores by the model of `path`."""
+    if not isinstance(node, Mapping):
+        return ""
+    if node.get("normaliser") and Path(str(node["path"])).resolve() == path:
+        return str(node["normaliser"])
+    return next(filter(None, (_normaliser(part, path) for part in node.values())), "")
 
 
 def check_implicit_reward(config: RLConfig) -> None:

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.load import BadModel, load_policy
+from espalier.models.load import BadModel, load_policy, load_tokenizer
 from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.outcome_model import OutcomeModelReward
+from espalier.rl import trainer_from_config
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.combinations import check_critic_range, warn_of_raw_values
+from espalier.rl.combinations import check_critic_range, critic_normaliser
 from espalier.rl.critic import Critic, check_returns, critic_values, describe_values
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
@@ -200,16 +202,48 @@ def test_parts_that_fit_are_not_refused(changes: dict[str, Any]) -> None:
     check_parts(settings(**changes))
 
 
-def test_a_critic_of_raw_logits_beside_normalised_rewards_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    reward = {"_target_": "R", "terms": {"outcome_model": {"_target_": "O", "normaliser": ""}}}
-    critic = CriticConfig(model={"source": "reward_model"})
-    normalised = {"_target_": "R", "terms": {"outcome_model": {"_target_": "O", "normaliser": "reward_model.json"}}}
-    body = CriticConfig(model={"source": "reward_model_body"})
-    for given, node in ((critic, reward), (body, normalised), (None, normalised)):
-        warn_of_raw_values(settings(critic=given, reward=node))
-    assert not caplog.text
-    warn_of_raw_values(settings(critic=critic, reward=normalised))
-    assert "off by the mean that is taken off; choose critic=reward_model_body" in caplog.text
+@pytest.mark.parametrize("source", ["reward_model", "auto"])
+def test_a_critic_that_begins_as_a_normalised_reward_model_says_the_normalised_scores(
+    source: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.models.precision.has_fast_bf16", lambda device_type: False)
+    torch.manual_seed(1)
+    model = load_critic(str(tiny_policy), "policy")
+    torch.nn.init.constant_(model.get_parameter("score.bias"), 0.3)
+    model.save_pretrained(tmp_path / "reward")
+    load_tokenizer(str(tiny_policy)).save_pretrained(tmp_path / "reward")
+    path, scale = str(tmp_path / "reward"), tmp_path / "scale.json"
+    scale.write_text('{"reward": {"mean": 0.7, "std": 2.5}}')
+    begins = node("espalier.models.scalar_head.load_critic", path=path, source=source, attention="eager")
+    term = node("espalier.rewards.outcome_model.OutcomeModelReward", path=path, normaliser=str(scale))
+    reward = node("espalier.rewards.composed.ComposedReward", terms={"outcome": OUTCOME, "outcome_model": term})
+    given = CriticConfig(model=begins, optimizer=node("torch.optim.AdamW"))
+    critic = trainer_from_config.make_critic(settings(advantage=PPO, critic=given, reward=reward))
+    assert critic is not None
+    ids = [5, 9, 11, 30, 7, 8]
+    row = torch.tensor([ids])
+    values = critic_values(critic.engine.model.eval(), row, torch.ones_like(row), "linear")[0].tolist()
+    score = OutcomeModelReward(path, normaliser=str(scale))
+    prefixes = [Trajectory("p/0", "p", "Q", "a", ["a"], ids[:2], ids[2:end], [end - 2], "stop", "1", "1", True)
+                for end in range(3, 6)]  # fmt: skip
+    assert values[3:] == pytest.approx([one.outcome for one in score(prefixes)], abs=1e-6)
+    plain = critic_values(load_critic(path, source), row, torch.ones_like(row), "linear")[0].tolist()
+    assert values[3:] == pytest.approx([(value - 0.7) / 2.5 for value in plain[3:]], abs=1e-6)
+
+
+def test_a_critic_is_normalised_as_the_model_it_begins_as_alone() -> None:
+    term = {"_target_": "O", "path": "A/model", "normaliser": "scale.json"}
+    reward = {"_target_": "R", "terms": {"truth": {"_target_": "T"}, "outcome_model": term}}
+
+    def found(reward: Any, **model: str) -> str:
+        return critic_normaliser(settings(critic=CriticConfig(model={"path": "A/model", **model}), reward=reward))
+
+    assert found(reward, source="reward_model") == found(term, source="auto") == "scale.json"
+    assert found(reward, source="reward_model", path="./A/model/") == "scale.json"
+    assert found(reward, source="reward_model", path="B/model") == ""
+    assert found(reward, source="reward_model_body") == found(reward, source="policy") == ""
+    assert found({**term, "normaliser": ""}, source="reward_model") == ""
+    assert critic_normaliser(settings(reward=reward)) == ""
 
 
 def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import torch
 from espalier.models.in_parts import is_part, whole_shape
 from espalier.models.load import BadModel, load_policy, load_reference
 from espalier.models.packing_check import packing_of
-from espalier.models.scalar_head import load_critic, load_process_reward
+from espalier.models.scalar_head import load_critic, load_process_reward, rescale_head
 from espalier.rl.training_engines import make_training_engine
 from espalier.runtime.distributed import barrier, is_main_rank, process_group, rank, world_size
 from espalier.runtime.entrypoint import compose_config
@@ -97,6 +97,13 @@ def check_digest(config: RLConfig, path: Path) -> None:
     assert weights_digest(engine) == weights_digest(whole)
 
 
+def rescaled(reward: str) -> Any:
+    """A critic that begins as a reward model whose rewards are normalised."""
+    model = load_critic(reward, "reward_model")
+    rescale_head(model, 0.7, 2.5)
+    return model
+
+
 def check_heads(config: RLConfig, path: Path, folder: Path) -> None:
     """Fresh ones are those of one process, drawn with its seed, whatever each rank would draw; also where the folder
     has a head of the same shape, which is not read then."""
@@ -108,7 +115,7 @@ def check_heads(config: RLConfig, path: Path, folder: Path) -> None:
         trained.save_pretrained(reward)
     barrier()
     for load in (lambda: load_process_reward(str(path), 3), lambda: load_critic(str(path), "policy"),
-                 lambda: load_critic(str(reward), "reward_model"),
+                 lambda: load_critic(str(reward), "reward_model"), lambda: rescaled(str(reward)),
                  lambda: load_critic(str(reward), "reward_model_body")):  # fmt: skip
         torch.manual_seed(7)
         whole = load()
