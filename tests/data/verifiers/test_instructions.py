@@ -1,4 +1,7 @@
-"""Every instruction of IFEval on a text that follows it and on one that does not, in each published form of a label."""
+"""Every instruction of IFEval on a text that follows it and on one that does not, in each published form of a label.
+
+Names and arguments of the RLVR sets are those of Lambert et al. 2024 (Tulu 3), with what each of them asks for.
+"""
 
 import json
 from typing import Any
@@ -7,14 +10,106 @@ import pytest
 
 from benchmarks.grading.verifier_cases import FOLLOWED
 from espalier.data.sources import BadRow
-from espalier.data.verifiers.instruction_labels import read_instructions
+from espalier.data.verifiers.instruction_labels import Instruction, read_instructions
 from espalier.data.verifiers.instructions import INSTRUCTIONS, RLVR_NAMES, count_sentences, count_words, holds
+from espalier.data.verifiers.verify import Check, verify, write_checks
+
+# Published name → its arguments there, ours, a text that follows it and one that does not.
+RLVR: dict[str, tuple[dict[str, Any], Instruction, str, str]] = {
+    "verify_keywords": (
+        {"keyword_list": ["sea", "sky"]}, Instruction("keywords:existence", {"keywords": ["sea", "sky"]}),
+        "The sky and the Sea.", "The sky."),
+    "verify_keyword_frequency": (
+        {"word": "sun", "N": 2},
+        Instruction("keywords:frequency", {"keyword": "sun", "frequency": 2, "relation": "exactly"}),
+        "Sun and sun.", "Sun, sun, sun."),
+    "validate_forbidden_words": (
+        {"forbidden_words": ["cat"]}, Instruction("keywords:forbidden_words", {"forbidden_words": ["cat"]}),
+        "A dog.", "A cat."),
+    "verify_letter_frequency": (
+        {"letter": "q", "N": 1},
+        Instruction("keywords:letter_frequency", {"letter": "q", "let_frequency": 1, "let_relation": "exactly"}),
+        "quit", "q q"),
+    "validate_response_language": (
+        {"language": "de"}, Instruction("language:response_language", {"language": "de"}),
+        "Das ist ein ganz einfacher deutscher Satz über das Wetter.",
+        "This is a plain English sentence about the weather."),
+    "verify_sentence_constraint": (
+        {"N": 2, "quantifier": "at least"},
+        Instruction("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}),
+        "One is here. Two is too.", "One is here."),
+    "verify_paragraph_count": (
+        {"N": 2}, Instruction("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+        "one\n* * *\ntwo", "one\n\ntwo"),
+    "validate_word_constraint": (
+        {"N": 20, "quantifier": "around"},
+        Instruction("length_constraints:number_words", {"num_words": 20, "relation": "around"}), "a " * 18, "a " * 17),
+    "validate_paragraphs": (
+        {"N": 3, "first_word": "Then", "i": 2},
+        Instruction("length_constraints:nth_paragraph_first_word",
+                    {"num_paragraphs": 3, "nth_paragraph": 2, "first_word": "Then"}),
+        "First.\n\nThen.\n\nLast.", "Then.\n\nFirst.\n\nLast."),
+    "validate_placeholders": (
+        {"N": 2}, Instruction("detectable_content:number_placeholders", {"num_placeholders": 2}),
+        "[name] [place] [day]", "[name]"),
+    "verify_postscript": (
+        {"postscript_marker": "P.S."},
+        Instruction("detectable_content:postscript", {"postscript_marker": "P.S."}), "Bye. P.S. More.", "Bye. P.S."),
+    "verify_bullet_points": (
+        {"N": 2}, Instruction("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+        "* one\n* two", "* one\n* two\n* three"),
+    "validate_choice": (
+        {"options": ["red", "blue"]},
+        Instruction("detectable_format:constrained_response", {"options": ["red", "blue"]}),
+        "It is red.", "It is green."),
+    "validate_highlighted_sections": (
+        {"N": 2}, Instruction("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+        "*one* *two* *three*", "*one*"),
+    "validate_sections": (
+        {"N": 2, "section_splitter": "Section"},
+        Instruction("detectable_format:multiple_sections",
+                    {"section_spliter": "Section", "num_sections": 2, "relation": "exactly"}),
+        "Section 1 a\nSection 2 b", "Section 1 a\nSection 2 b\nSection 3 c"),
+    "validate_json_format": ({}, Instruction("detectable_format:json_format"), '{"a": 1}', "a: 1"),
+    "validate_title": ({}, Instruction("detectable_format:title"), "<<Joy>> text", "Joy text"),
+    "validate_repeat_prompt": (
+        {"original_prompt": "Say it."}, Instruction("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}),
+        "Say it. Yes.", "Yes."),
+    "validate_two_responses": ({}, Instruction("combination:two_responses"), "one\n******\ntwo", "one\n***\ntwo"),
+    "validate_frequency_capital_words": (
+        {"N": 1, "quantifier": "at most"},
+        Instruction("change_case:capital_word_frequency", {"capital_frequency": 1, "capital_relation": "at most"}),
+        "GO now", "GO NOW"),
+    "validate_uppercase": (
+        {}, Instruction("change_case:english_capital"), "THIS IS A PLAIN ENGLISH SENTENCE.",
+        "This is a plain English sentence."),
+    "validate_lowercase": (
+        {}, Instruction("change_case:english_lowercase"), "this is a plain english sentence.",
+        "This is a plain English sentence."),
+    "validate_end": (
+        {"end_phrase": "That is all."}, Instruction("startend:end_checker", {"end_phrase": "That is all."}),
+        "So. That is all.", "That is all. Bye."),
+    "validate_quotation": ({}, Instruction("startend:quotation"), '"all of it"', '"half" of it'),
+    "validate_no_commas": ({}, Instruction("punctuation:no_comma"), "one; two", "one, two"),
+}  # fmt: skip
 
 
 def test_all_25_instructions_have_a_case() -> None:
     assert [case[0] for case in FOLLOWED] == list(INSTRUCTIONS)
-    assert len(INSTRUCTIONS) == len(RLVR_NAMES) == 25
-    assert {identity for identity, _, _ in RLVR_NAMES.values()} == set(INSTRUCTIONS)
+    assert len(INSTRUCTIONS) == len(RLVR) == 25
+    assert RLVR.keys() == RLVR_NAMES.keys()
+    assert {instruction.id for _, instruction, _, _ in RLVR.values()} == set(INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("name", RLVR)
+def test_a_name_of_the_rlvr_sets_means_what_it_asks_for_there(name: str) -> None:
+    arguments, wanted, good, bad = RLVR[name]
+    # a row of these sets has every argument of all of them, null where it is another's
+    every = dict.fromkeys(key for other, *_ in RLVR.values() for key in other)
+    label = json.dumps({"func_name": name, **every, **arguments})
+    assert read_instructions(label) == (wanted,)
+    scores = [verify(text, write_checks([Check("ifeval", label)]))[0].result.score for text in (good, bad, "")]
+    assert scores == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("identity", "arguments", "good", "bad"), FOLLOWED)

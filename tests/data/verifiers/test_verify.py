@@ -148,6 +148,15 @@ def test_no_degenerate_text_takes_long(text: str) -> None:
     assert time.process_time() - started < 5
 
 
+def test_every_published_name_has_a_verifier_and_a_right_and_a_wrong_response() -> None:
+    answers = {"gsm8k", "math", "strict_math", "ifeval", "flan", "max_length", "up_to_max_length", "string_matcher",
+               "string_f1", "puzzle"}  # fmt: skip
+    right = {name for name, _, good, _ in ANSWERS if good} | {name for name, *_, wanted in SCORES if wanted == 1}
+    wrong = {name for name, _, _, bad in ANSWERS if bad} | {name for name, *_, wanted in SCORES if wanted == 0}
+    assert answers <= right & wrong
+    assert answers | {"code", "code_stdio"} <= VERIFIERS.keys()  # programs: test_code_verifier.py
+
+
 def test_every_verifier_has_a_case() -> None:
     tested = {case[0] for case in [*ANSWERS, *SCORES]}
     own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
