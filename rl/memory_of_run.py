@@ -17,7 +17,15 @@ from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.engine_arguments import spelled
 from espalier.sampling.weight_buckets import BUCKET_BYTES
-from espalier.training.memory_of_run import NoPlan, cutting_of, model_paths, network_of, of_node
+from espalier.training.memory_of_run import (
+    NoPlan,
+    cutting_of,
+    micro_batch_of,
+    model_paths,
+    network_of,
+    of_node,
+    warn_of_memory,
+)
 from espalier.training.memory_plan import Network, Setup, Work, held_numbers
 from espalier.training.shards import GROUP_BYTES
 
@@ -53,6 +61,11 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )
+
+
+def warn_of_learner_memory(config: RLConfig, num_ranks: int) -> None:
+    """Warn of a learner that alone does not fit the GPU that is here (`training.memory_of_run.warn_of_memory`)."""
+    warn_of_memory(lambda: rl_setup(config, num_ranks, is_gpu=True), micro_batch_of(config.update, window_of(config)))
 
 
 def _gathered_bytes(policy: Network) -> int:

@@ -29,6 +29,7 @@ from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
 from espalier.rl.learner import Learner
+from espalier.rl.memory_of_run import warn_of_learner_memory
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
@@ -43,7 +44,7 @@ from espalier.rl.training_engines import check_engines, has_noise, load_trained,
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import device, from_main_rank, is_main_rank
+from espalier.runtime.distributed import device, from_main_rank, is_main_rank, world_size
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import HasEngines, SamplingParams
@@ -66,6 +67,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     """Return every component of the run, built from its config, before the server (None: one that runs already, or
     engines without one) starts."""
     check_parts(config)
+    warn_of_learner_memory(config, world_size())
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)

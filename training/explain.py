@@ -40,11 +40,20 @@ from espalier.training.guards import (
     check_targets,
 )
 from espalier.training.loop import is_due
-from espalier.training.memory_of_run import check_memory_gib, explain_memory, micro_batch_of, train_setup
-from espalier.training.memory_plan import Work, work_of
+from espalier.training.memory_of_run import (
+    MicroBatch,
+    check_memory_gib,
+    explain_memory,
+    micro_batch_of,
+    train_setup,
+    warn_of_memory,
+)
+from espalier.training.memory_plan import Setup, Work, work_of
 from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
 log = logging.getLogger("stage")
+_WARNED_STEPS = 20
+"""A run does not wait for more of them to be laid out before it begins."""
 
 
 def experiment_config(experiment: str, overrides: str | list[str]) -> TrainConfig:
@@ -109,9 +118,7 @@ class Explain:
         check_amount(examples, config.update.batch_size)
         check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
         check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))
-        sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
-        ranks, budget = range(self.num_ranks), config.update.micro_batch_tokens
-        loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
+        loaders, budget = loaders_of(config, examples, self.num_ranks), config.update.micro_batch_tokens
         steps = num_steps(config, len(examples))
         summary["batch"] = {
             "examples_per_step": config.update.batch_size,
@@ -131,11 +138,33 @@ class Explain:
         work = largest_work(loaders, counted, layout)
         summary["memory"] = explain_memory(
             lambda is_gpu: train_setup(config, work, self.num_ranks, num_read, is_gpu),
-            micro_batch_of(config.update, int(examples.facts["computed_tokens"].max())),
+            _largest_batch(config, examples),
             self.memory_gib,
         )
         context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])
         return summary
+
+
+def loaders_of(config: TrainConfig, examples: StoredExamples, num_ranks: int) -> list[Loader]:
+    """Return the loader of every rank."""
+    sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
+    return [Loader(examples, *sizes, rank, num_ranks, config.update.micro_batch_tokens) for rank in range(num_ranks)]
+
+
+def _largest_batch(config: TrainConfig, examples: StoredExamples) -> MicroBatch:
+    return micro_batch_of(config.update, int(examples.facts["computed_tokens"].max()))
+
+
+def warn_of_training_memory(config: TrainConfig, examples: StoredExamples, num_ranks: int) -> None:
+    """Warn of a training that does not fit the GPU that is here (`warn_of_memory`), by its first `_WARNED_STEPS`."""
+
+    def setup() -> Setup:
+        steps = num_steps(config, len(examples))
+        num_read = steps * config.update.batch_size / len(examples)
+        work = largest_work(loaders_of(config, examples, num_ranks), min(steps, _WARNED_STEPS), config.update.layout)
+        return train_setup(config, work, num_ranks, num_read, is_gpu=True)
+
+    warn_of_memory(setup, _largest_batch(config, examples))
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[StoredExamples, dict[str, Any]]:

@@ -60,7 +60,7 @@ def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
     return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.update.micro_batch_tokens)
 
 
-def load_data(config: TrainConfig, tokenizer: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def load_data(config: TrainConfig, tokenizer: Any) -> tuple[StoredExamples, Sequence[Any]]:
     """Return training and evaluation examples, past the guards; no evaluation examples where the config has none."""
     check_rate(config.update.learning_rate)
     check_stop_tokens(tokenizer, config.model["path"])

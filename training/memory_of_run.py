@@ -19,6 +19,7 @@ from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.models.recompute import recomputes
 from espalier.models.token_scores import LEAST_TOKENS, MAX_SCORES
 from espalier.runtime.entrypoint import build
+from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.memory_plan import BUCKET, GIB, LIVE, PREFETCH, Network, Plan, Setup, Shape, Work, memory_plan
 
@@ -286,6 +287,22 @@ def explain_memory(setup_of: Callable[[bool], Setup], batch: MicroBatch, memory_
     kind, device = "bf16" if setup.is_bf16 else "fp32", "GPU" if limit else "CPU"
     log.info("computed in %s; attention of packed rows: %s on a %s", kind, setup.attention, device)
     return summary_of(check_memory_plan(setup, batch, limit), limit) | {"attention": setup.attention}
+
+
+def warn_of_memory(setup_of: Callable[[], Setup], batch: MicroBatch) -> None:
+    """Warn, on the main rank, where a run that begins needs more than the GPU that is here has, with the smallest
+    change that makes it fit. Nothing is said on a CPU, and of what has no plan."""
+    limit = device_bytes()
+    if not limit or not is_main_rank():
+        return
+    try:
+        check_memory_plan(setup_of(), batch, limit)
+    except (NoPlan, BadModel) as error:
+        log.debug("memory: %s", error)
+    except BadInput as error:
+        log.warning("by its memory plan this run does not fit: %s", error)
+    except Exception as error:  # a plan that cannot be made ends no run
+        log.warning("no memory plan of this run: %r", error)
 
 
 def summary_of(plan: Plan, limit: int) -> dict[str, Any]:

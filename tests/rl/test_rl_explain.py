@@ -7,8 +7,10 @@ import pytest
 
 from espalier.data.records import BadInput
 from espalier.rl.explain import ExplainRL, RunSize, run_size
+from espalier.rl.memory_of_run import warn_of_learner_memory
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, RLConfig
+from espalier.training import memory_of_run
 from tests.support.root_config import root_config
 
 RLVR = 29_946  # GSM8K 7,473 + MATH 7,500 + instructions 14,973
@@ -116,3 +118,16 @@ def test_the_memory_of_a_learner_is_planned_where_its_networks_are_there(tiny_po
     with pytest.raises(BadInput, match="a rank needs"):
         ExplainRL("exp/ppo/grpo_word_arithmetic", given, 4000, memory_gib=little).run("", Context())
     assert ExplainRL("exp/debug/ppo/tulu", "model.path=M", 40).run("", Context())["memory"] is None
+
+
+def test_a_learner_that_does_not_fit_the_gpu_that_is_here_is_warned_of(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [f"model.path={tiny_policy}", "output_dir=D"])
+    foreign = compose_config(RLConfig, "exp/debug/ppo/tulu", ["model.path=M", "output_dir=D"])
+    for size, given, is_warned in ((0, config, False), (2**40, config, False), (2**20, config, True),
+                                   (2**20, foreign, False)):  # fmt: skip
+        caplog.clear()
+        monkeypatch.setattr(memory_of_run, "device_bytes", lambda size=size: size)
+        warn_of_learner_memory(given, 1)
+        assert ("by its memory plan this run does not fit: a rank needs" in caplog.text) == is_warned

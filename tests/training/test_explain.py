@@ -18,7 +18,10 @@ from espalier.pipeline.stage import run_stage
 from espalier.runtime import entrypoint
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import StageConfig
-from espalier.training.explain import Explain, describe, rows_of
+from espalier.training import explain as explain_module
+from espalier.training import memory_of_run
+from espalier.training.explain import Explain, describe, experiment_config, rows_of, warn_of_training_memory
+from espalier.training.loop_from_config import load_data
 
 Run = Callable[..., dict[str, Any]]
 
@@ -185,6 +188,24 @@ def test_the_memory_of_a_rank_is_planned_and_a_run_that_needs_more_is_refused(
         explain("train", *settings, memory_gib=little)
     with pytest.raises(BadInput, match=r"stage\.memory_gib must be at least 0"):
         Explain("train", memory_gib=-1.0)
+
+
+def test_a_training_that_does_not_fit_the_gpu_that_is_here_is_warned_of_before_it_begins(
+    explain: Run, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["update.batch_size=4", "update.micro_batch_size=4", "precision=fp32"]
+    needed = explain("train", *settings, memory_gib=1.0)["memory"]["bytes_per_rank"]
+    files = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/train.jsonl", "examples.max_length=60"]
+    config = experiment_config("train", [*files, *settings])
+    examples, _ = load_data(config, load_tokenizer(config.model["path"]))
+    for size, is_warned in ((0, False), (2 * needed, False), (needed // 2, True)):
+        caplog.clear()
+        monkeypatch.setattr(memory_of_run, "device_bytes", lambda size=size: size)
+        warn_of_training_memory(config, examples, 1)
+        assert ("by its memory plan this run does not fit: a rank needs" in caplog.text) == is_warned
+    monkeypatch.setattr(explain_module, "train_setup", lambda *_, **__: 1 / 0)
+    warn_of_training_memory(config, examples, 1)
+    assert "no memory plan of this run: ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(
