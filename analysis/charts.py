@@ -184,7 +184,7 @@ def calibration_chart(bins: Sequence[Bin], target: str, label: str) -> Markup:
     base, tallest = 444, 56
     for row in bins:
         at, height = x.place(row.score), max(1.5, tallest * row.count / most)
-        column = x.place((min(math.floor(row.score * 10), 9) + 0.5) / 10)
+        column = x.place((max(math.ceil(row.score * 10), 1) - 0.5) / 10)  # a score on a border is of the lower bin
         title = tag("title", f"{row.count} steps: mean score {row.score:.3f}, mean {target} {row.value:.3f}")
         parts += [
             tag(

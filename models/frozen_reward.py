@@ -12,8 +12,7 @@ from espalier.data.records import Trajectory
 from espalier.data.training_layout import RESPONSES, STEPS, other_prompts, read_training_layout
 from espalier.models.hub_snapshot import local_model
 from espalier.models.in_parts import hold_in_halves
-from espalier.models.load import load_tokenizer
-from espalier.models.log_ratio_reward import is_log_ratio_reward
+from espalier.models.load import is_reward_model, load_tokenizer
 from espalier.models.precision import AUTO, is_bf16
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.trained_ends import trained_ends
@@ -42,15 +41,15 @@ def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_f
 
 
 def is_held_in_halves(path: str, device_type: str) -> bool:
-    """Say whether `place` holds a reward model in bf16 on that kind of device: one with a head is computed in bf16
-    where that is fast (`rewards.process.row_logits`), the log-probs of two policies in float32."""
-    return not is_log_ratio_reward(path) and is_bf16(AUTO, device_type)
+    """Say whether `place` holds the network of a folder in bf16 on that kind of device: a reward model with a head is
+    computed in bf16 where that is fast (`rewards.process.row_logits`), the log-probs of policies in float32."""
+    return is_reward_model(path) and is_bf16(AUTO, device_type)
 
 
 def place(model: Any, device: torch.device) -> None:
     """Move a reward model to the device that it is read on, where its linear layers are held in bf16 if they are
     computed so."""
-    if isinstance(model, PreTrainedModel) and is_held_in_halves(str(model.config.name_or_path), device.type):
+    if isinstance(model, PreTrainedModel) and is_bf16(AUTO, device.type):
         hold_in_halves(model)
     model.to(device)
 

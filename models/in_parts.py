@@ -62,9 +62,10 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
         # Only what came from a file has this mark; a tied weight comes again, cut already.
         if not getattr(value, "_is_hf_initialized", False) or value.device.type == "meta" or is_part(value):
             return
-        # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
-        bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
+        if parts.cut is not None:
+            # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
+            bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
         if parts.is_half and name == "weight":
             _round_matrix(module, value, head)
         if parts.cut is not None:
@@ -90,9 +91,11 @@ def hold_in_halves(model: PreTrainedModel) -> None:
 
 
 def _tied_head(config: PretrainedConfig) -> int | None:
-    """Return the numbers that a head shares with the embedding, which is looked up in float32: its outputs."""
+    """Return the outputs of a head that shares its numbers with the embedding, which is looked up in float32: where the
+    text's configuration or the outer one says so."""
     text = config.get_text_config()
-    return int(text.vocab_size) if getattr(text, "tie_word_embeddings", False) else None
+    is_tied = any(getattr(one, "tie_word_embeddings", False) for one in (config, text))
+    return int(text.vocab_size) if is_tied else None
 
 
 def _round_matrix(module: torch.nn.Module, weight: torch.Tensor, head: int | None) -> None:

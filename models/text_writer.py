@@ -4,15 +4,15 @@ import zlib
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from espalier.models.load import BadModel, check_model_folder, load_end_ids, load_tokenizer, max_length_of
 
 
 class TextWriter:
     """The network of a folder with its own tokenizer; `max_tokens` of a continuation. At `temperature` 0 it writes the
-    likeliest token, above it draws from all: the same for the same prompts in the same order, and without touching
-    torch's own random numbers. Raises BadModel on a folder that is no language model."""
+    likeliest token, above it draws from all, for each prompt with random numbers of its own: whatever stands beside it,
+    and without touching torch's. Raises BadModel on a folder that is no language model."""
 
     def __init__(self, path: str, max_tokens: int, batch_size: int, temperature: float = 0.0):
         check_model_folder(path)
@@ -48,15 +48,26 @@ class TextWriter:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        draws = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature else {}
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(zlib.crc32(repr(rows).encode()))
-            written = self.model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=self.max_tokens, do_sample=bool(draws), num_beams=1,
-                pad_token_id=pad, eos_token_id=self.end_ids, use_cache=True, **draws,
-            )[:, width:].tolist()  # fmt: skip
+        draws = LogitsProcessorList([_Draws(rows, self.temperature)] if self.temperature else [])
+        written = self.model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=self.max_tokens, do_sample=False, num_beams=1,
+            pad_token_id=pad, eos_token_id=self.end_ids, use_cache=True, logits_processor=draws,
+        )[:, width:].tolist()  # fmt: skip
         return [self._text(row) for row in written]
 
     def _text(self, ids: list[int]) -> str | None:
         ends = [place for place, token in enumerate(ids) if token in self.end_ids]
         return self.tokenizer.decode(ids[: ends[0]], skip_special_tokens=True) if ends else None
+
+
+class _Draws(LogitsProcessor):
+    """Adds to each row's logits / temperature Gumbel noise of a generator of its own, seeded by the row's tokens: the
+    likeliest token is then a draw from the softmax (Gumbel 1954)."""
+
+    def __init__(self, rows: Sequence[list[int]], temperature: float):
+        self.generators = [torch.Generator().manual_seed(zlib.crc32(repr(row).encode())) for row in rows]
+        self.temperature = temperature
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        drawn = [torch.empty(scores.shape[1]).exponential_(generator=one) for one in self.generators]
+        return scores.float() / self.temperature - torch.stack(drawn).log().to(scores.device)

@@ -97,6 +97,11 @@ class LinguisticCalibrationReward:
             raise BadInput("a calibration reward needs 0 < reward.epsilon < 1 and reward.sum_weight > 1, got "
                            f"{self.epsilon:g} and {self.sum_weight:g}")  # fmt: skip
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether the reader has networks."""
+        return isinstance(self.forecasts, MovesNetworks)
+
     def to(self, device: torch.device) -> None:
         """Move the networks of the reader, where it has some."""
         if isinstance(self.forecasts, MovesNetworks):

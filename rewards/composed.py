@@ -24,6 +24,7 @@ from espalier.rewards.score import (
     HoldsEngines,
     HoldsModels,
     Interval,
+    ReadsTexts,
     Reward,
     Score,
     ScoreRange,
@@ -112,6 +113,11 @@ class ComposedReward:
             return None
         weights = _whole_weights(known, settings["weights"])
         return compose_ranges(known, weights, settings["limit"], settings["non_stop_reward"])
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether a term has."""
+        return any(isinstance(term, ReadsTexts) and term.has_readers for term in self.terms.values())
 
     def to(self, device: torch.device) -> None:
         """Move the terms' networks."""

@@ -142,6 +142,8 @@ class FactualityReward:
     """1 where a model takes the whole response to be right (its score is above 1/2), else 0: the baseline that
     linguistic calibration is compared with. A response that was cut is not right."""
 
+    has_readers = True
+
     def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.questions = Questions(problems)
         self.scorer = TextScorer(path, batch_tokens, attention)

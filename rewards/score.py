@@ -107,6 +107,15 @@ class HoldsModels(Protocol):
 
 
 @runtime_checkable
+class ReadsTexts(Protocol):
+    """A reward that may have networks of this process beside those that it names: they are given texts."""
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether it has."""
+
+
+@runtime_checkable
 class ChecksProblems(Protocol):
     """A reward that not every problem suits."""
 

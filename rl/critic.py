@@ -63,6 +63,8 @@ class Critic:
     micro_batch_size: int
     num_steps: int
     micro_batch_tokens: int = 0
+    is_scaled: bool = False
+    """Whether its returns are of rewards that a run scales (`rl.reward_scaling`): its values are in no fixed unit."""
     folder = "critic"
     kept_in = "critics"
     fits_returns = True
@@ -81,6 +83,8 @@ class Critic:
                            f"critic.form={form}: set critic.form={saved}, or critic.model.source=reward_model_body for "
                            "a fresh head")  # fmt: skip
         inner.config.critic_form = form
+        if self.is_scaled or getattr(inner.config, "values_scaled_rewards", False):
+            inner.config.values_scaled_rewards = self.is_scaled
 
     def save_state(self, folder: Path) -> None:
         """What a resume needs, and which form its values have; called on every rank."""

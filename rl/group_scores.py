@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from espalier.rewards.score import HoldsModels, Reward, scores_of
+from espalier.rewards.score import HoldsModels, ReadsTexts, Reward, scores_of
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed
 from espalier.rl.types import RolloutGroup
 
@@ -30,6 +30,8 @@ def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
 def computes_here(reward: Reward) -> bool:
     """Say whether the reward holds networks of this process. They compute whole batches: on the learner's device, and
     with numbers that depend on which rows stand beside one another, so not on what happens to finish first."""
+    if isinstance(reward, ReadsTexts) and reward.has_readers:
+        return True
     networks = reward.networks() if isinstance(reward, HoldsModels) else {}
     return any(isinstance(network, torch.nn.Module) for network in networks.values())
 

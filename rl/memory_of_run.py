@@ -6,10 +6,14 @@ A pass is taken to be as large as the settings let it be: `update.micro_batch_si
 """
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from espalier.models.frozen_reward import is_held_in_halves
 from espalier.models.gpu_attention import AUTO, kernel_of
 from espalier.models.load import max_length_of
+from espalier.models.log_ratio_reward import REFERENCE, is_log_ratio_reward
 from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.models.recompute import recomputes
 from espalier.rl.combinations import reads_start
@@ -42,7 +46,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         networks.append(of_node(config.implicit_reward.model))
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
     kind = "cuda" if is_gpu else "cpu"
-    for path in model_paths([config.reward, config.advantage]):
+    for path in read_networks([config.reward, config.advantage]):
         frozen += held_numbers(network_of(path).shape, is_held_in_halves(path, kind))
     is_half = is_bf16(config.precision, kind)
     return Setup(
@@ -61,6 +65,14 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )
+
+
+def read_networks(nodes: Any) -> Iterator[str]:
+    """Return the folders of the networks that components below the nodes read; of two policies both."""
+    for path in model_paths(nodes):
+        yield path
+        if is_log_ratio_reward(path) and Path(path, REFERENCE).is_dir():
+            yield str(Path(path, REFERENCE))
 
 
 def warn_of_learner_memory(config: RLConfig, num_ranks: int) -> None:

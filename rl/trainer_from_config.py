@@ -347,7 +347,8 @@ def make_critic(config: RLConfig) -> "Critic | None":
     engine = make_training_engine(config, model, settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
-    return Critic(engine, settings, config.precision, *sizes)
+    is_scaled = config.update.reward_scaling != "none" or config.update.whitens_rewards
+    return Critic(engine, settings, config.precision, *sizes, is_scaled=is_scaled)
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":

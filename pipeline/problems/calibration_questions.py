@@ -1,7 +1,7 @@
 """Questions that the published rows of linguistic calibration speak of by `question_id`.
 
 TriviaQA's and BioASQ's are the published ids. SciQ and Jeopardy have none: there the number is the question's place,
-from 0, in the published splits that are named, one after the other (SciQ: train, dev, test).
+from 0, in the published splits, one after the other (`PLACED`), whichever of them are named.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ from espalier.data.tasks.published import PublishedTask
 from espalier.pipeline.stage import StageContext
 
 BY_PLACE = ("sciq", "jeopardy")
+PLACED = ("train", "dev", "test")
+"""The order in which a set's splits are counted."""
 
 
 def questions_by_id(context: StageContext, splits: Sequence[str]) -> dict[str, Problem]:
@@ -28,11 +30,14 @@ def questions_by_id(context: StageContext, splits: Sequence[str]) -> dict[str, P
 
 
 def _by_place(task: PublishedTask, splits: Sequence[str]) -> dict[str, Problem]:
-    """A row that cannot be read keeps its place; `task.limit` and shards change none."""
+    """A row that cannot be read keeps its place; `task.limit` and shards change none, nor do splits that are not
+    named: their rows are counted all the same."""
     found, before = {}, 0
-    for split in splits:
+    published = [split for split in PLACED if split in task.files]
+    for split in published[: max((published.index(split) for split in splits), default=-1) + 1]:
         problems, rejected = task.read_published(split)
-        for problem in problems:
-            found[str(before + int(problem.id.removeprefix(f"{task.name}-{split}-")))] = problem
+        if split in splits:
+            for problem in problems:
+                found[str(before + int(problem.id.removeprefix(f"{task.name}-{split}-")))] = problem
         before += len(problems) + len(rejected)
     return found

@@ -72,7 +72,7 @@ class ChooseLabels:
         why = (f"{accuracy:.1%} of {num_rows} trajectories are right ({rule}), {num_solved} of {num_problems} problems "
                "solved")  # fmt: skip
         if self.of_trajectories:
-            why += f"; some {expected} right ones expected of {self.of_trajectories}"
+            why += f"; some {expected} right ones if there are {self.of_trajectories}"
         log.info("labels by %s: %s", labels, why)
         if not num_right and self.labels != "values" and not self.of_trajectories:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, there is none, and values "

@@ -5,7 +5,13 @@ Every check takes the config of a run, raises BadConfig in one line that names t
 """
 
 from espalier.rl.combinations.components import reward_range
-from espalier.rl.combinations.critic import check_critic_range, check_implicit_reward, critic_normaliser, reads_start
+from espalier.rl.combinations.critic import (
+    check_critic_range,
+    check_implicit_reward,
+    critic_normaliser,
+    reads_start,
+    warn_of_other_units,
+)
 from espalier.rl.combinations.estimator import check_enumerable, check_estimator, check_samples
 from espalier.rl.combinations.numbers import check_numbers, check_schedules
 from espalier.rl.combinations.reward import check_proper_score, check_step_rewards, check_value_scale, check_verifiers
@@ -42,6 +48,7 @@ __all__ = [
     "critic_normaliser",
     "reads_start",
     "reward_range",
+    "warn_of_other_units",
 ]
 
 
@@ -62,6 +69,7 @@ def check_combinations(config: RLConfig) -> None:
     check_verifiers(config)
     check_value_scale(config)
     check_critic_range(config)
+    warn_of_other_units(config)
     check_implicit_reward(config)
     check_samples(config)
     check_proper_score(config)

@@ -1,13 +1,17 @@
 """What trains along with the policy: a critic and the range of its returns, an implicit reward and who reads it."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.models.load import is_reward_model
 from espalier.rl.combinations.components import class_name, demand, estimators_of, reward_range
 from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.runtime.schemas import RLConfig
 
+log = logging.getLogger(__name__)
 REFERENCES = ("start", "policy")
 UPDATES = ("before", "after")
 _REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
@@ -39,21 +43,55 @@ def check_critic_range(config: RLConfig) -> None:
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
 
 
+@dataclass(frozen=True)
+class NormalisedTerm:
+    """A component of the reward that scores by the model of `path`, normalised by a file, and its weight."""
+
+    path: str
+    normaliser: str
+    weight: float
+
+
 def critic_normaliser(config: RLConfig) -> str:
     """Return the file by which rewards of the model that the critic begins as are normalised; "" where none are."""
+    path = _begun_as(config)
+    own = [term for term in _normalised_terms(config.reward) if path and _same(term.path, path)]
+    return own[0].normaliser if own else ""
+
+
+def warn_of_other_units(config: RLConfig) -> None:
+    """A critic that begins as a reward model, and says its scores in other units than the rewards have."""
+    path, terms = _begun_as(config), list(_normalised_terms(config.reward))
+    if not path or not (terms or config.update.reward_scaling != "none") or not is_reward_model(path):
+        return
+    is_plain = config.update.reward_scaling == "none"
+    if not (is_plain and any(_same(term.path, path) and term.weight == 1 for term in terms)):
+        log.warning("the critic begins with the scores of %s, and the rewards are scaled otherwise (the normaliser of "
+                    "another model, a weight other than 1, or update.reward_scaling): its first values are off; choose "
+                    "critic=reward_model_body", path)  # fmt: skip
+
+
+def _begun_as(config: RLConfig) -> str:
+    """Return the folder that the critic begins as, head and all, if it is a reward model's; "" for another start."""
     node = config.critic.model if config.critic is not None else None
-    if not isinstance(node, Mapping) or node.get("source") not in ("reward_model", "auto"):
+    if not isinstance(node, Mapping) or node.get("source", "auto") not in ("reward_model", "auto"):
         return ""
-    return _normaliser(config.reward, Path(str(node["path"])).resolve())
+    return str(node.get("path") or "")
 
 
-def _normaliser(node: Any, path: Path) -> str:
-    """Return the normaliser of a component at or below a node that scores by the model of `path`."""
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _normalised_terms(node: Any, weight: float = 1.0) -> Iterator[NormalisedTerm]:
+    """Return the components at or below a node that have a normaliser."""
     if not isinstance(node, Mapping):
-        return ""
-    if node.get("normaliser") and Path(str(node["path"])).resolve() == path:
-        return str(node["normaliser"])
-    return next(filter(None, (_normaliser(part, path) for part in node.values())), "")
+        return
+    if node.get("normaliser"):
+        yield NormalisedTerm(str(node["path"]), str(node["normaliser"]), weight)
+    weights = node.get("weights") or {}
+    for name, part in (node.get("terms") or {}).items():
+        yield from _normalised_terms(part, weight * float(weights.get(name, 1.0)))
 
 
 def check_implicit_reward(config: RLConfig) -> None:

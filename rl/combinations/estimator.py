@@ -21,12 +21,13 @@ def check_estimator(config: RLConfig) -> None:
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
     demand(kind.reads_token_rewards or not config.update.whitens_rewards,
            f"{name} does not see rewards of tokens: set update.whitens_rewards=false")  # fmt: skip
-    is_scaled = config.update.reward_scaling != "none"
-    demand(kind.reads_token_rewards or not is_scaled,
+    scaling = _scaling_of(config)
+    demand(kind.reads_token_rewards or not scaling,
            f"{name} does not see rewards of tokens: set update.reward_scaling=none")  # fmt: skip
-    demand(not kind.samples_more or not is_scaled,
-           f"{name} compares rewards with those of responses that it samples itself, which are not scaled: set "
-           "update.reward_scaling=none")  # fmt: skip
+    changed = scaling or ("update.whitens_rewards=false" if config.update.whitens_rewards else "")
+    demand(not changed or not (kind.samples_more or settings.get("has_group_baseline")),
+           f"{name} takes a baseline of rewards as they were given off rewards that are scaled: set "
+           f"{changed}")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     demand(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "
@@ -34,6 +35,11 @@ def check_estimator(config: RLConfig) -> None:
     demand(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
            "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
            "rollout.group_size=1 always do: set it to true")  # fmt: skip
+
+
+def _scaling_of(config: RLConfig) -> str:
+    """Return the setting that switches the scaling of rewards off; "" where it is off."""
+    return "" if config.update.reward_scaling == "none" else "update.reward_scaling=none"
 
 
 def check_enumerable(config: RLConfig) -> None:
@@ -59,6 +65,9 @@ def check_samples(config: RLConfig) -> None:
         demand(not found[0].needs_critic or config.critic is not None,
                f"samples.estimators.{name}: {found[0].__name__} reads a critic, and the run has none: leave it out, or "
                "choose advantage=gae with a critic")  # fmt: skip
+    demand(not samples.estimators or not _scaling_of(config),
+           "samples.estimators are compared on one scale, and update.reward_scaling changes that of some: choose "
+           "estimators=none, or set update.reward_scaling=none")  # fmt: skip
     demand(not samples.estimators or (samples.every > 0 and samples.num_problems > 0),
            "samples.estimators are asked about rollouts that are written down, and samples.every="
            f"{samples.every} with samples.num_problems={samples.num_problems} writes none")  # fmt: skip

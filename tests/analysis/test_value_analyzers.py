@@ -200,6 +200,14 @@ def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: 
         estimated_states(files[0], {"critic": str(tmp_path / "linear")}, context(files[0]))
 
 
+def test_a_critic_of_scaled_rewards_has_no_error(tiny_policy: Path, tmp_path: Path, files: tuple[str, str]) -> None:
+    critic = load_critic(str(tiny_policy), "policy")
+    critic.config.critic_form, critic.config.values_scaled_rewards = "linear", True
+    critic.save_pretrained(tmp_path / "critic")
+    with pytest.raises(BadInput, match="values rewards that its run has scaled, which stand in no fixed unit"):
+        estimated_states(files[0], {"critic": str(tmp_path / "critic")}, context(files[0]))
+
+
 def test_a_reward_model_is_not_read_as_a_critic(tiny_prm: Path, files: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match="is no critic that a run has saved: score the steps with prm/score_steps"):
         estimated_states(files[0], {"prm": str(tiny_prm)}, context(files[0]))

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from espalier.checks.check import CheckFailed
 from espalier.checks.machine import check_device
 from espalier.models import precision
 from espalier.models.frozen_reward import is_held_in_halves, place
+from espalier.models.in_parts import _tied_head
+from espalier.models.load import load_policy
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, warn_of_slow_bf16
 from espalier.models.scalar_head import load_process_reward
@@ -103,3 +106,16 @@ def test_two_policies_are_read_in_float32_and_held_so(tiny_policy: Path, tmp_pat
     place(model, CPU)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert not is_held_in_halves(str(tmp_path / "prm"), "cuda")
+
+
+@pytest.mark.parametrize("place_of_the_tie", ["outer", "text"])
+def test_a_head_that_is_the_embedding_stays_in_float32_wherever_the_configuration_says_it(
+    place_of_the_tie: str, tiny_policy: Path
+) -> None:
+    model: Any = load_policy(str(tiny_policy))
+    outer = PretrainedConfig(tie_word_embeddings=place_of_the_tie == "outer")
+    model.config.tie_word_embeddings = place_of_the_tie == "text"
+    outer.get_text_config = lambda: model.config
+    assert _tied_head(outer) == 320
+    model.config.tie_word_embeddings = outer.tie_word_embeddings = False
+    assert _tied_head(outer) is None

@@ -148,6 +148,10 @@ def test_requests_of_sciq_and_jeopardy_go_by_places(tmp_path: Path) -> None:
         ("sciq-test-1", ["e"]),
     ]
     assert counts["of_no_known_question"] == 2
+    made, counts = requests_of(tmp_path, task, rows, "test")
+    assert [row.id for row in made] == ["sciq-test-1"], "places are those of the whole set, whatever is named"
+    assert counts["of_no_known_question"] == 4
+    assert [row.id for row in requests_of(tmp_path, task, rows, "test", "train")[0]] == ["sciq-train-1", "sciq-test-1"]
     clue = {"category": "X", "question": "'It flows'", "answer": "the Nile"}
     (tmp_path / "JEOPARDY_QUESTIONS1.json").write_text(json.dumps([clue]))
     rows = [{"question_id": 0, "question": "What flows?", "paragraph_generation_prompt": "Write of rivers."}]

@@ -12,7 +12,7 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
-from espalier.models.text_writer import TextWriter
+from espalier.models.text_writer import TextWriter, _Draws
 from espalier.models.tiny import build_tiny
 from espalier.rewards.calibration import LinguisticCalibrationReward
 from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, Questions, TextScorer
@@ -89,8 +89,22 @@ def test_a_temperature_draws_the_same_for_the_same_prompts_and_leaves_torchs_ran
     assert written(1e-4) == greedy
     assert hot != greedy
     assert len(set(hot)) > 3
+    writer = TextWriter(str(folder / "policy"), 12, 2, 3.0)
+    writer.end_ids = sorted({*writer.end_ids, *range(0, 320, 8)})
+    prompts = ["Who sang?", "Who sang? It was Ana, or else Ben.", "Ben"]
+    assert writer(prompts) == [writer([prompt])[0] for prompt in prompts], "whatever stands beside a prompt"
     with pytest.raises(BadInput, match=r"temperature must be 0 \(greedy\) or more, got -1"):
         ModelForecasts("x", "y", "z", temperature=-1)
+
+
+def test_draws_have_the_probabilities_of_the_softmax() -> None:
+    """Of 4,000 rows with their own random numbers, at temperature 2: within four standard errors."""
+    logits = torch.tensor([1.0, -1.0, 0.5, 3.0])
+    rows = [[number, 7] for number in range(4000)]
+    drawn = _Draws(rows, 2.0)(torch.zeros(4000, 1), logits.expand(4000, 4)).argmax(-1)
+    wanted = torch.softmax(logits / 2, -1)
+    shares = torch.bincount(drawn, minlength=4) / 4000
+    assert bool(((shares - wanted).abs() < 4 * (wanted * (1 - wanted) / 4000).sqrt()).all())
 
 
 def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import torch
 from benchmarks.cluster.overlap import NoDelivery
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rewards.calibration import LinguisticCalibrationReward, StatedForecasts
+from espalier.rewards.composed import ComposedReward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.vineppo import VinePPO
@@ -101,6 +103,13 @@ def test_a_group_is_scored_while_others_are_drawn_and_all_come_in_the_order_of_d
         assert [score.total for score in group.scores] == [len(r.trajectory.response_ids) for r in group.rollouts]
 
 
+class MovedForecasts(StatedForecasts):
+    """Has networks to move."""
+
+    def to(self, device: torch.device) -> None:
+        pass
+
+
 def test_a_reward_with_a_network_here_gets_the_whole_batch_at_once(
     client: OneAfterAnother, task: WordArithmetic, tokenizer: Any
 ) -> None:
@@ -109,6 +118,11 @@ def test_a_reward_with_a_network_here_gets_the_whole_batch_at_once(
     reward = OnTheDevice(client)
     assert computes_here(reward)
     assert not computes_here(OutcomeReward())
+    stated, read = (LinguisticCalibrationReward(one) for one in (StatedForecasts(), MovedForecasts()))
+    assert not computes_here(stated)
+    assert computes_here(read), "its reader's networks are named to nobody"
+    assert computes_here(ComposedReward({"calibration": read}, {}))
+    assert not computes_here(ComposedReward({"calibration": stated, "outcome": OutcomeReward()}, {}))
     with BackgroundLoop() as loop:
         source_of(client, task, tokenizer, reward, loop)(0)
     assert reward.num_calls == 1

@@ -9,7 +9,7 @@ import torch
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.advantages.gae import GAE
-from espalier.rl.combinations import check_critic_range, check_estimator, check_numbers
+from espalier.rl.combinations import check_critic_range, check_estimator, check_numbers, check_samples
 from espalier.rl.reward_scaling import Moments, RewardScaling
 from espalier.rl.types import Estimate
 from espalier.runtime.entrypoint import BadConfig
@@ -133,8 +133,16 @@ def test_scaled_rewards_are_refused_where_nobody_sees_them_or_a_critic_cannot_sa
     check_estimator(config("rloo.RLOO"))
     with pytest.raises(BadConfig, match=r"GRPO does not see rewards of tokens: set update\.reward_scaling=none"):
         check_estimator(config("grpo.GRPO", {"divide_by_std": True}))
-    with pytest.raises(BadConfig, match=r"ReMaxAdvantage compares rewards with those of responses that it samples"):
-        check_estimator(config("remax.ReMaxAdvantage"))
+    plus_plus = "reinforce_plus_plus.ReinforcePlusPlusAdvantage"
+    check_estimator(config(plus_plus))
+    for advantage, given in (("remax.ReMaxAdvantage", {}), (plus_plus, {"has_group_baseline": True})):
+        with pytest.raises(BadConfig, match=r"takes a baseline of rewards as they were given off rewards that are sca"):
+            check_estimator(config(advantage, given))
+    beside = config("rloo.RLOO")
+    check_samples(beside)
+    beside.samples.estimators = {"rloo": {"_target_": "espalier.rl.advantages.rloo.RLOO"}}
+    with pytest.raises(BadConfig, match=r"samples\.estimators are compared on one scale, and update\.reward_scaling"):
+        check_samples(beside)
     gae: dict[str, Any] = {"advantage": "gae.GAE", "settings": {"gamma": 1.0, "lam": 1.0}, "reward": None}
     check_critic_range(config(critic=CriticConfig(), **gae))
     with pytest.raises(BadConfig, match="reward_scaling=scale scales returns to any number"):

@@ -18,7 +18,7 @@ from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rl import trainer_from_config
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.combinations import check_critic_range, critic_normaliser
+from espalier.rl.combinations import check_critic_range, critic_normaliser, warn_of_other_units
 from espalier.rl.critic import Critic, check_returns, critic_values, describe_values
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
@@ -244,6 +244,42 @@ def test_a_critic_is_normalised_as_the_model_it_begins_as_alone() -> None:
     assert found(reward, source="reward_model_body") == found(reward, source="policy") == ""
     assert found({**term, "normaliser": ""}, source="reward_model") == ""
     assert critic_normaliser(settings(reward=reward)) == ""
+
+
+def test_a_critic_that_begins_in_other_units_than_its_rewards_is_warned_of(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_critic(str(tiny_policy), "policy").save_pretrained(tmp_path / "A")
+    load_critic(str(tiny_policy), "policy").save_pretrained(tmp_path / "B")
+    own, other = str(tmp_path / "A"), str(tmp_path / "B")
+    term = {"_target_": "O", "path": own, "normaliser": "scale.json"}
+    plain = {"_target_": "R", "terms": {"outcome_model": {**term, "normaliser": ""}}}
+    normalised = {"_target_": "R", "terms": {"outcome_model": term}, "weights": {"outcome_model": 1.0}}
+    light = {**normalised, "weights": {"outcome_model": 0.1}}
+    for path, reward, scaling, is_warned in (
+        (own, normalised, "none", False), (own, plain, "none", False), (other, normalised, "none", True),
+        (own, light, "none", True), (own, normalised, "scale", True), (own, plain, "scale", True),
+        (str(tiny_policy), normalised, "none", False),
+    ):  # fmt: skip
+        for source in ({"source": "reward_model"}, {"source": "auto"}, {}):
+            caplog.clear()
+            critic = CriticConfig(model={"path": path, **source})
+            warn_of_other_units(settings(critic=critic, reward=reward, reward_scaling=scaling))
+            assert ("the rewards are scaled otherwise" in caplog.text) == is_warned, (path, reward, scaling, source)
+    caplog.clear()
+    warn_of_other_units(settings(critic=CriticConfig(model={"path": other, "source": "policy"}), reward=normalised))
+    warn_of_other_units(settings(reward=normalised))
+    assert not caplog.text
+
+
+def test_a_critic_of_scaled_rewards_says_so_in_its_folder(tiny_policy: Path) -> None:
+    for is_scaled in (False, True):
+        model = load_critic(str(tiny_policy), "policy")
+        given = settings(advantage=PPO, critic=CriticConfig(model={"path": "x", "source": "policy"}))
+        engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"), 1.0)
+        assert given.critic is not None
+        Critic(engine, given.critic, "fp32", 1, 1, is_scaled=is_scaled)
+        assert getattr(model.config, "values_scaled_rewards", False) == is_scaled
 
 
 def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:

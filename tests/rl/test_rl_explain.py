@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from espalier.data.records import BadInput
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
+from espalier.models.scalar_head import load_process_reward
 from espalier.rl.explain import ExplainRL, RunSize, run_size
-from espalier.rl.memory_of_run import warn_of_learner_memory
+from espalier.rl.memory_of_run import rl_setup, warn_of_learner_memory
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, RLConfig
 from espalier.training import memory_of_run
+from espalier.training.memory_of_run import network_of
 from tests.support.root_config import root_config
 
 RLVR = 29_946  # GSM8K 7,473 + MATH 7,500 + instructions 14,973
@@ -131,3 +134,20 @@ def test_a_learner_that_does_not_fit_the_gpu_that_is_here_is_warned_of(
         monkeypatch.setattr(memory_of_run, "device_bytes", lambda size=size: size)
         warn_of_learner_memory(given, 1)
         assert ("by its memory plan this run does not fit: a rank needs" in caplog.text) == is_warned
+
+
+def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_path: Path) -> None:
+    """A head in halves on a GPU, a generative verifier in float32, and two policies of a log-ratio, both."""
+    load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path / "prm")
+    write_log_ratio_reward(tmp_path / "ratio", str(tiny_policy), str(tiny_policy), Scale())
+
+    def planned(reward: str, key: str, path: Path) -> int:
+        given = [f"model.path={tiny_policy}", "output_dir=D", f"reward={reward}", f"{key}={path}", "advantage=rloo"]
+        return rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given), 1, is_gpu=True).frozen
+
+    whole = network_of(str(tiny_policy)).shape
+    assert planned("generative_verifier", "reward.terms.verifier.path", tiny_policy) == whole.parameters
+    assert planned("process", "reward.terms.process.path", tmp_path / "ratio") == 2 * whole.parameters
+    prm = network_of(str(tmp_path / "prm")).shape
+    halves = (prm.parameters + prm.vocabulary * prm.hidden) // 2
+    assert planned("process", "reward.terms.process.path", tmp_path / "prm") == halves

@@ -71,7 +71,7 @@ def test_a_pilot_foresees_the_labels_of_all_and_refuses_nothing(
     assert "25 right trajectories are too few" in caplog.text
     found = choice(path, 5, of_trajectories=2000)
     assert found["labels"] == "contrast"
-    assert str(found["why"]).endswith("1 of 1 problems solved; some 50 right ones expected of 2000")
+    assert str(found["why"]).endswith("1 of 1 problems solved; some 50 right ones if there are 2000")
     assert choice(path, 40, of_trajectories=2000)["labels"] == "values"
     assert choice(path, 0, of_trajectories=2000)["labels"] == "values"
     with pytest.raises(BadInput, match=r"stage\.of_trajectories is a number of trajectories"):
