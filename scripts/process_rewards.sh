@@ -86,6 +86,7 @@ sampling=("$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$
 if [[ $pilot != 0 ]]; then
   stage pilot "${sampling[@]}" pilot="$pilot"
   if [[ $steps == task ]]; then
+    rm -f "$out"/pilot_labels.json "$out"/pilot_labels.meta.json  # of a smaller pilot
     stage foresee_labels "$python" run_stage.py -cn values/choose_labels input="$sampled" output="$out/pilot_labels.json" \
       stage.labels="$labels" stage.of_trajectories=$((num_problems * num_samples))
   fi

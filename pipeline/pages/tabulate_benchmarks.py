@@ -22,7 +22,8 @@ _INTRODUCTION = """# Benchmarks
 Written by `python run_stage.py -cn pages/tabulate_benchmarks output=docs/benchmarks.md` from benchmarks/results/*.json,
 which the commands in the tables write; what is measured and how stands at the head of benchmarks/*/NAME.py. A ratio is
 of two things measured side by side in one run, the median of its rounds. Low and high are the lowest and the highest
-round, or the ends of a 95 % interval of a share.
+round, or the ends of a 95 % interval of a share or a difference; a difference that is to be above 0 is met where all of
+its interval is.
 """
 _COLUMNS = ("figure", "value", "low to high", "unit", "goal", "met", "command")
 

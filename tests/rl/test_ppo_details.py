@@ -110,11 +110,11 @@ def test_whitened_rewards_are_refused_where_nobody_sees_them_or_a_critic_cannot_
 
     with pytest.raises(BadConfig, match=r"GRPO does not see rewards of tokens: set update\.whitens_rewards=false"):
         check_estimator(config("grpo.GRPO", settings={"divide_by_std": True}))
-    for advantage, given in (("remax.ReMaxAdvantage", {}),
-                             ("reinforce_plus_plus.ReinforcePlusPlusAdvantage", {"has_group_baseline": True})):  # fmt: skip
+    plus_plus = "reinforce_plus_plus.ReinforcePlusPlusAdvantage"
+    for advantage, given in (("remax.ReMaxAdvantage", {}), (plus_plus, {"has_group_baseline": True})):
         with pytest.raises(BadConfig, match=r"takes a baseline of rewards as they were given off"):
             check_estimator(config(advantage, settings=given))
-    check_estimator(config("reinforce_plus_plus.ReinforcePlusPlusAdvantage"))
+    check_estimator(config(plus_plus))
     linear, shares = CriticConfig(), CriticConfig(form="probability")
     gae = {"settings": {"gamma": 1.0, "lam": 1.0}}
     check_estimator(config("gae.GAE", critic=linear, **gae))
