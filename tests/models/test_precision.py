@@ -19,8 +19,13 @@ from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.precision import BadPrecision, autocast, has_fast_bf16, is_bf16, warn_of_slow_bf16
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.outcome_model import last_logits
+from espalier.rewards.process import ProcessReward
+from espalier.rl.advantages.process_values import ProcessValueAdvantage
+from espalier.rl.rollout_filters import ProcessConsistencyFilter
+from espalier.rl.training_engines import load_frozen
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from espalier.training.deepspeed_engine import _autocast
+from espalier.training.loop_from_config import make_objective
 from tests.support.rl_cases import root_config
 
 CPU = torch.device("cpu")
@@ -119,3 +124,26 @@ def test_a_head_that_is_the_embedding_stays_in_float32_wherever_the_configuratio
     assert _tied_head(outer) == 320
     model.config.tie_word_embeddings = outer.tie_word_embeddings = False
     assert _tied_head(outer) is None
+
+
+def test_a_run_holds_its_reference_and_its_reward_models_so(is_fast: bool, tiny_policy: Path, tmp_path: Path) -> None:
+    load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path)
+
+    def kinds(model: Any) -> set[torch.dtype]:
+        return {value.dtype for name, value in model.named_parameters() if "up_proj" in name}
+
+    for precision_, is_half in (("bf16", True), ("fp32", False), ("auto", is_fast)):
+        config = root_config(RLConfig, precision=precision_)
+        assert kinds(load_frozen(config, str(tiny_policy), "eager")) == {torch.bfloat16 if is_half else torch.float32}
+        node = {"_target_": "espalier.training.objectives.dpo.DirectPreference", "beta": 0.1,
+                "reference": {"_target_": "espalier.models.load.load_reference", "path": str(tiny_policy)}}  # fmt: skip
+        training = root_config(TrainConfig, precision=precision_, objective=node, model={"path": "another"})
+        reference = make_objective(training, None).reference
+        assert kinds(reference) == {torch.bfloat16 if is_half else torch.float32}
+    for part in (
+        ProcessReward(str(tmp_path)),
+        ProcessValueAdvantage(str(tmp_path)),
+        ProcessConsistencyFilter(str(tmp_path), 1),
+    ):
+        part.to(CPU)
+        assert kinds(part.model) == {torch.bfloat16 if is_fast else torch.float32}
