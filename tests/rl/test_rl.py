@@ -23,7 +23,7 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.delivery import policy_weights, start_proof, weight_sync
 from espalier.rl.delivery.receipts import StaleWeights
-from espalier.rl.delivery.start_proof import Scratch
+from espalier.rl.delivery.start_proof import Reading, Scratch, read_answer
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, logprob_gap, make_experience
@@ -419,7 +419,7 @@ def test_one_stale_engine_of_several_is_caught(
     told = rf"delivery does not reach the whole engine \(engine {stale_number}\)"
     with pytest.raises(StaleWeights, match=told):
         asyncio.run(sync.prove_delivery(model))
-    assert tokens == [ENOUGH_TOKENS, sys.maxsize, sys.maxsize], "what few refuse, all are asked of"
+    assert tokens == [ENOUGH_TOKENS, *[sys.maxsize] * 5], "what few refuse, all are asked of"
     whole = make_sync(FakeEngine(tiny_policy), FakeEngine(tiny_policy))
     assert asyncio.run(whole.sync(model, version=3))["canary_gap"] < 1e-3
     asyncio.run(whole.prove_delivery(model))
@@ -498,6 +498,30 @@ def test_delivery_is_proven_for_every_parameter_at_once(tiny_policy: Path) -> No
     found = asyncio.run(make_sync(FakeEngine(tiny_policy)).prove_delivery(model))
     assert found["error"] < 1e-4 < 5e-3 < found["nearest_stale"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_perturbations_that_prove_nothing_are_followed_by_others_and_said(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By chance an answer lies on one of some forty ways; of what is stale it does so every time."""
+    caplog.set_level("INFO")
+    readings: list[Reading] = []
+
+    def doubted(*given: Any) -> Reading:
+        reading = read_answer(*given)
+        readings.append(replace(reading, doubt=2.0) if len(readings) < num_doubted else reading)
+        return readings[-1]
+
+    monkeypatch.setattr(weight_sync, "read_answer", doubted)
+    model = load_policy(str(tiny_policy), "eager")
+    num_doubted = 5
+    asyncio.run(make_sync(FakeEngine(tiny_policy)).prove_delivery(model))
+    assert len(readings) == 6
+    assert caplog.text.count("proves nothing: ") == 5
+    readings.clear()
+    num_doubted = 6
+    with pytest.raises((StaleWeights, ProbeFailed)):
+        asyncio.run(make_sync(FakeEngine(tiny_policy)).prove_delivery(model))
 
 
 @pytest.mark.parametrize(
