@@ -220,7 +220,7 @@ OF_ALL_ROWS = {
     "evaluate": "47723279b1dfc71c",
     "prm_calibration": "88143d6a3692b316",
     "check_pairs": "77766f9b96853fd0",
-    "evaluate_prm_benchmarks": "efd9123cc57586f3",
+    "evaluate_prm_benchmarks": "a55e7dc87f2dafbd",
     "evaluate_reward_model": "eb7b3d93e4b3ac40",
     "score_responses": "da59f52cebe60287",
     "consensus_labels": "2f4bea173cf7b291",
