@@ -77,7 +77,7 @@ def read_networks(nodes: Any) -> Iterator[str]:
 
 def warn_of_learner_memory(config: RLConfig, num_ranks: int) -> None:
     """Warn of a learner that alone does not fit the GPU that is here (`training.memory_of_run.warn_of_memory`)."""
-    warn_of_memory(lambda: rl_setup(config, num_ranks, is_gpu=True), micro_batch_of(config.update, window_of(config)))
+    warn_of_memory(lambda: (rl_setup(config, num_ranks, is_gpu=True), micro_batch_of(config.update, window_of(config))))
 
 
 def _gathered_bytes(policy: Network) -> int:

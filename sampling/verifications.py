@@ -20,9 +20,9 @@ from espalier.data.tasks.task import Task
 from espalier.data.verification import VerifierFormat, verdict_name
 from espalier.sampling.client import Sample, SampleRequest
 
-TEACHER_PROMPT = """\
-Here are a problem and a solution to it, or its first steps. Check every step: calculate anew what it calculates, and \
-say of each step whether it is right. A right final answer does not make a wrong step right.
+_SHOWN = """\
+Check every step: calculate anew what it calculates, and say of each step whether it is right. A right final answer \
+does not make a wrong step right.
 
 <problem>
 {question}
@@ -32,25 +32,17 @@ say of each step whether it is right. A right final answer does not make a wrong
 {solution}
 </solution>
 {gold}
-Do not mention that you were shown the right answer. End with one line that repeats this question and answers it with \
-"{yes}" or "{no}" alone: {verdict_question}"""
+Do not mention that you were shown the right answer."""
 
-STEPS_TEACHER_PROMPT = """\
-Here are a problem and a solution to it in numbered steps. Check every step: calculate anew what it calculates, and \
-say of each step whether it is right. A right final answer does not make a wrong step right.
+TEACHER_PROMPT = f"""\
+Here are a problem and a solution to it, or its first steps. {_SHOWN} End with one line that repeats this question and \
+answers it with "{{yes}}" or "{{no}}" alone: {{verdict_question}}"""
 
-<problem>
-{question}
-</problem>
-
-<solution>
-{solution}
-</solution>
-{gold}
-Do not mention that you were shown the right answer. Write a section for each step, in their order, and number the \
-sections as the steps are. A section begins a line with the number of its step, written as in "{heading}"{quote}. Then \
-comes your check of this step, and the section ends with {right} or {wrong}; write neither anywhere else. End behind \
-the first section that says {wrong}, or behind the last step."""
+STEPS_TEACHER_PROMPT = f"""\
+Here are a problem and a solution to it in numbered steps. {_SHOWN} Write a section for each step, in their order, and \
+number the sections as the steps are. A section begins a line with the number of its step, written as in \
+"{{heading}}"{{quote}}. Then comes your check of this step, and the section ends with {{right}} or {{wrong}}; write \
+neither anywhere else. End behind the first section that says {{wrong}}, or behind the last step."""
 _QUOTE = ", and repeats the step word for word"
 
 

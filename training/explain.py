@@ -158,13 +158,13 @@ def _largest_batch(config: TrainConfig, examples: StoredExamples) -> MicroBatch:
 def warn_of_training_memory(config: TrainConfig, examples: StoredExamples, num_ranks: int) -> None:
     """Warn of a training that does not fit the GPU that is here (`warn_of_memory`), by its first `_WARNED_STEPS`."""
 
-    def setup() -> Setup:
+    def planned() -> tuple[Setup, MicroBatch]:
         steps = num_steps(config, len(examples))
         num_read = steps * config.update.batch_size / len(examples)
         work = largest_work(loaders_of(config, examples, num_ranks), min(steps, _WARNED_STEPS), config.update.layout)
-        return train_setup(config, work, num_ranks, num_read, is_gpu=True)
+        return train_setup(config, work, num_ranks, num_read, is_gpu=True), _largest_batch(config, examples)
 
-    warn_of_memory(setup, _largest_batch(config, examples))
+    warn_of_memory(planned)
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[StoredExamples, dict[str, Any]]:

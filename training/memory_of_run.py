@@ -289,20 +289,24 @@ def explain_memory(setup_of: Callable[[bool], Setup], batch: MicroBatch, memory_
     return summary_of(check_memory_plan(setup, batch, limit), limit) | {"attention": setup.attention}
 
 
-def warn_of_memory(setup_of: Callable[[], Setup], batch: MicroBatch) -> None:
+def warn_of_memory(planned: Callable[[], tuple[Setup, MicroBatch]]) -> None:
     """Warn, on the main rank, where a run that begins needs more than the GPU that is here has, with the smallest
-    change that makes it fit. Nothing is said on a CPU, and of what has no plan."""
+    change that makes it fit. Nothing is said on a CPU, and of what has no plan; `planned` is asked on a GPU alone."""
     limit = device_bytes()
     if not limit or not is_main_rank():
         return
     try:
-        check_memory_plan(setup_of(), batch, limit)
+        setup, batch = planned()
     except (NoPlan, BadModel) as error:
         log.debug("memory: %s", error)
+        return
+    except Exception as error:  # what is wrong with the run is said where it begins
+        log.warning("no memory plan of this run: %r", error)
+        return
+    try:
+        check_memory_plan(setup, batch, limit)
     except BadInput as error:
         log.warning("by its memory plan this run does not fit: %s", error)
-    except Exception as error:  # a plan that cannot be made ends no run
-        log.warning("no memory plan of this run: %r", error)
 
 
 def summary_of(plan: Plan, limit: int) -> dict[str, Any]:

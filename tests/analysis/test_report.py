@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from espalier.analysis.charts import calibration_chart
 from espalier.analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop, read_scored
 from espalier.analysis.markup import tag
 from espalier.analysis.report import Report
-from espalier.analysis.run_files import RunFiles
+from espalier.analysis.run_files import Bin, RunFiles
 from espalier.analysis.sections import duration
 from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import read_records, write_json, write_records
@@ -412,3 +413,12 @@ def test_browser_paints_the_page_in_light_and_in_dark(run: Path, tmp_path: Path)
         shots.append(shot.read_bytes())
     assert all(len(shot) > 20_000 for shot in shots)  # not an empty page
     assert [corner_colour(shot) for shot in shots] == [(17, 21, 19), (250, 249, 245)]  # --paper of page.css
+
+
+def test_the_count_of_a_bin_stands_in_its_own_column_where_its_mean_is_on_a_border() -> None:
+    """Scores of 0.5 alone are of the bin that ends there; those of the next bin stand beside it."""
+    bins = [Bin(0.0, 0.1, 3), Bin(0.5, 0.4, 3), Bin(0.55, 0.5, 3), Bin(1.0, 0.9, 3)]
+    chart = str(calibration_chart(bins, "value", "x"))
+    columns = [float(place) for place in re.findall(r'<rect x="([0-9.]+)" width="30"', chart)]
+    step = (410 - 46) / 10
+    assert columns == pytest.approx([46 + step * (number + 0.5) - 15 for number in (0, 4, 5, 9)], abs=0.1)

@@ -219,3 +219,16 @@ def test_an_estimator_of_the_min_form_refuses_another_one() -> None:
     with pytest.raises(BadConfig, match=r"set reward\.terms\.process\.form=minimum"):
         check_parts(config)
     check_parts(compose_config(RLConfig, "exp/ppo/pure_word_arithmetic", settings))
+
+
+@pytest.mark.parametrize(("name", "key"), [("process", "path"), ("step_verdicts", "verdicts.path")])
+def test_an_end_token_alone_pays_no_more_than_a_wrong_answer_that_is_judged_wrong(name: str, key: str) -> None:
+    """Its process term is 0, as it has no step; a wrong answer's is half of the offset below 0."""
+    given = ["model.path=M", "output_dir=D", f"reward={name}", f"reward.terms.process.{key}=P"]
+    node = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given).reward
+    terms = {"process": lambda rows: [Score(0.0, [-0.5] if row.steps else []) for row in rows]}
+    settings = {key: node[key] for key in ("limit", "non_stop_reward", "min_tokens")}
+    reward = ComposedReward(terms, {"process": node["weights"]["process"]}, **settings)
+    lone = replace(A, steps=[], step_ends=[], response_ids=[9], response="")
+    wrong, alone = reward([A, lone])
+    assert alone.total <= wrong.total == -0.25

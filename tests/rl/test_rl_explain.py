@@ -8,6 +8,7 @@ import pytest
 from espalier.data.records import BadInput
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.scalar_head import load_process_reward
+from espalier.rl import trainer_from_config
 from espalier.rl.explain import ExplainRL, RunSize, run_size
 from espalier.rl.memory_of_run import rl_setup, warn_of_learner_memory
 from espalier.runtime.entrypoint import compose_config
@@ -151,3 +152,16 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
     prm = network_of(str(tmp_path / "prm")).shape
     halves = (prm.parameters + prm.vocabulary * prm.hidden) // 2
     assert planned("process", "reward.terms.process.path", tmp_path / "prm") == halves
+
+
+def test_a_learner_asks_its_memory_plan_before_it_loads_a_network(
+    tiny_policy: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(config: RLConfig, num_ranks: int) -> None:
+        raise KeyboardInterrupt(num_ranks)
+
+    monkeypatch.setattr(trainer_from_config, "warn_of_learner_memory", stop)
+    monkeypatch.setattr(trainer_from_config, "load_trained", lambda *_: pytest.fail("loaded"))
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [f"model.path={tiny_policy}", "output_dir=D"])
+    with pytest.raises(KeyboardInterrupt, match="1"):
+        trainer_from_config.make_trainer(config, tokenizer, None, None)  # type: ignore[arg-type]

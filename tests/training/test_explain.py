@@ -15,11 +15,12 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import run_stage
+from espalier.programs.trainer_base_ds_mul import train
 from espalier.runtime import entrypoint
-from espalier.runtime.entrypoint import BadConfig, build
-from espalier.runtime.schemas import StageConfig
+from espalier.runtime.entrypoint import BadConfig, build, compose_config
+from espalier.runtime.schemas import StageConfig, TrainConfig
 from espalier.training import explain as explain_module
-from espalier.training import memory_of_run
+from espalier.training import loop_from_config, memory_of_run
 from espalier.training.explain import Explain, describe, experiment_config, rows_of, warn_of_training_memory
 from espalier.training.loop_from_config import load_data
 
@@ -206,6 +207,28 @@ def test_a_training_that_does_not_fit_the_gpu_that_is_here_is_warned_of_before_i
     monkeypatch.setattr(explain_module, "train_setup", lambda *_, **__: 1 / 0)
     warn_of_training_memory(config, examples, 1)
     assert "no memory plan of this run: ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    caplog.clear()
+    monkeypatch.setattr(memory_of_run, "device_bytes", lambda: 1)
+    warn_of_training_memory(experiment_config("train", [*files, "update.batch_size=3"]), examples, 2)
+    assert "does not fit" not in caplog.text, "of a batch that ranks cannot share another line tells"
+
+
+def test_a_training_asks_its_memory_plan_before_it_loads_a_network(
+    explain: Run, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def stop(*given: Any) -> None:
+        asked.append(given[2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explain_module, "warn_of_training_memory", stop)
+    monkeypatch.setattr(loop_from_config, "make_loop", lambda *_: pytest.fail("loaded"))
+    files = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/train.jsonl", f"output_dir={tmp_path}/run"]
+    with pytest.raises(KeyboardInterrupt):
+        train(compose_config(TrainConfig, "train", [*files, "update.batch_size=4"]), tmp_path / "run")
+    assert asked == [1]
 
 
 @pytest.mark.parametrize(
