@@ -63,8 +63,7 @@ def train(config: TrainConfig, run_dir: Path) -> None:
     import torch  # here: neither --help nor a misspelt setting nor a finished run waits for it
 
     from espalier.models.load import load_tokenizer
-    from espalier.runtime.distributed import barrier, process_group, world_size
-    from espalier.training.explain import warn_of_training_memory
+    from espalier.runtime.distributed import barrier, process_group
     from espalier.training.loop_from_config import load_data, make_loop, save_model
     from espalier.training.run_precision import settle_precision
 
@@ -74,7 +73,6 @@ def train(config: TrainConfig, run_dir: Path) -> None:
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
         config = settle_precision(config)
-        warn_of_training_memory(config, examples, world_size())
         loop, sizes = make_loop(config, tokenizer, examples, eval_examples)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")

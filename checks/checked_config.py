@@ -27,6 +27,7 @@ from espalier.checks.resources import (
     trained,
 )
 from espalier.checks.template import check_template
+from espalier.data.examples.stored_examples import StoredExamples
 from espalier.data.prompt_window import fit_window
 from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.gold_check import check_golds
@@ -290,7 +291,7 @@ class CheckedConfig:
         return isinstance(self.config, TrainConfig) and self.config.update.layout in ("packed", "shared")
 
     @cached_property
-    def examples(self) -> tuple[Sequence[Any], Sequence[Any]]:
+    def examples(self) -> tuple[StoredExamples, Sequence[Any]]:
         """(training examples, evaluation examples)."""
         return load_data(self.config, self.tokenizer)
 

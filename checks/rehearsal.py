@@ -7,7 +7,7 @@ raises what the program itself would raise.
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from espalier.checks.check import CheckFailed, Skipped
+from espalier.data.examples.stored_examples import StoredExamples
 from espalier.models.load import check_model_folder
 from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.rl.update import most_rollouts
@@ -117,7 +118,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
     return f"answers: {sample.text[:40]!r} ({len(sample.token_ids)} tokens, {sample.finish_reason})"
 
 
-def rehearse_training(config: TrainConfig, tokenizer: Any, examples: Sequence[Any]) -> str:
+def rehearse_training(config: TrainConfig, tokenizer: Any, examples: StoredExamples) -> str:
     """Take one optimizer step on the first batch, in memory."""
     with _folder() as folder:
         small = replace(

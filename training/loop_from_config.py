@@ -32,6 +32,7 @@ from espalier.training.deepspeed_engine import (
 )
 from espalier.training.engine import Engine, TorchEngine
 from espalier.training.example_cache import stored_examples
+from espalier.training.explain import warn_of_training_memory
 from espalier.training.guards import (
     check_amount,
     check_evaluations,
@@ -155,9 +156,11 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, longest: int, p
 
 
 def make_loop(
-    config: TrainConfig, tokenizer: Any, examples: Sequence[Any], eval_examples: Sequence[Any]
+    config: TrainConfig, tokenizer: Any, examples: StoredExamples, eval_examples: Sequence[Any]
 ) -> tuple[Loop, str]:
-    """Return (the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet."""
+    """Return (the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet. Warns
+    where the run does not fit the GPU by its memory plan."""
+    warn_of_training_memory(config, examples, world_size())
     loader = make_loader(config, examples)
     eval_loader = make_loader(config, eval_examples) if eval_examples else None
     model = make_model(config)

@@ -15,14 +15,13 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import run_stage
-from espalier.programs.trainer_base_ds_mul import train
 from espalier.runtime import entrypoint
-from espalier.runtime.entrypoint import BadConfig, build, compose_config
-from espalier.runtime.schemas import StageConfig, TrainConfig
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.schemas import StageConfig
 from espalier.training import explain as explain_module
 from espalier.training import loop_from_config, memory_of_run
 from espalier.training.explain import Explain, describe, experiment_config, rows_of, warn_of_training_memory
-from espalier.training.loop_from_config import load_data
+from espalier.training.loop_from_config import load_data, make_loop
 
 Run = Callable[..., dict[str, Any]]
 
@@ -223,11 +222,12 @@ def test_a_training_asks_its_memory_plan_before_it_loads_a_network(
         asked.append(given[2])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(explain_module, "warn_of_training_memory", stop)
-    monkeypatch.setattr(loop_from_config, "make_loop", lambda *_: pytest.fail("loaded"))
-    files = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/train.jsonl", f"output_dir={tmp_path}/run"]
+    monkeypatch.setattr(loop_from_config, "warn_of_training_memory", stop)
+    monkeypatch.setattr(loop_from_config, "make_model", lambda *_: pytest.fail("loaded"))
+    files = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/train.jsonl", "update.batch_size=4"]
+    config, tokenizer = experiment_config("train", files), load_tokenizer(str(tiny_policy))
     with pytest.raises(KeyboardInterrupt):
-        train(compose_config(TrainConfig, "train", [*files, "update.batch_size=4"]), tmp_path / "run")
+        make_loop(config, tokenizer, *load_data(config, tokenizer))
     assert asked == [1]
 
 
