@@ -115,6 +115,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
             # "auto", or a server that is not ours: as the trainer has them
             _DTYPES.get(served_dtype(server, client)),
             config.probes.on_fault == "stop",
+            engine.device,
         ),
         window,
         rollout_filter,

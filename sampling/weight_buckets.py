@@ -1,4 +1,4 @@
-"""New weights as bytes: which tensors come, in which buckets, and by which digest each is known again."""
+"""New weights as bytes: which tensors come, and in which buckets."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
-import xxhash
+
+from espalier.sampling.weight_digest import flat_bytes, new_digest
 
 BUCKET_BYTES = 4 * 2**20  # larger ones do not stay in the processor's caches
 NUM_HELD = 2  # buckets that an engine holds: one that comes, and the last one
 _ALIGNED = 16  # bytes: any dtype may begin there
 _LARGE = 2**16  # bytes that are not worth a call of their own
+HOST = torch.device("cpu")
 
 Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
 
@@ -99,25 +101,16 @@ def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype 
     }
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
-    policy takes longer than all the rest of a delivery)."""
-    return xxhash.xxh3_128_hexdigest(_bytes_of(tensor))
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-
-
 class Packing:
     """Makes the bytes of buckets as these are sent, one behind the other; `digests` of what was given, by name."""
 
-    def __init__(self, source: Iterator[tuple[str, torch.Tensor]]):
+    def __init__(self, source: Iterator[tuple[str, torch.Tensor]], device: torch.device = HOST):
         self.digests: dict[str, str] = {}
         self.num_given = 0  # bytes of the bucket at hand
         self._source = source
+        self._device = device  # of the buckets
         self._value: torch.Tensor | None = None  # of which a part was given, and the rest comes next
-        self._hash = xxhash.xxh3_128()
+        self._digest = new_digest(device)
 
     def pieces(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[memoryview]:
         """Yield the bytes of a bucket, each piece to be sent before the next is asked for: those of large tensors that
@@ -126,43 +119,53 @@ class Packing:
         not the one that is planned."""
         self.num_given = 0
         for part in bucket.parts:
-            if self._value is None:
-                self._value = self._next(part)
-            bytes_, is_copied = self._bytes(part, self._value, buffer)
-            self._hash.update(bytes_)
-            if part.end == part.num_bytes:
-                self.digests[part.name] = self._hash.hexdigest()
-                self._hash.reset()
-            if not is_copied:
-                yield self._give(buffer, part.start)
-                self.num_given += len(bytes_)
-                yield bytes_
-            del bytes_
-            if part.end == part.num_bytes:
-                self._value = None  # before the next one is made
+            rest = self._rest(part)
+            is_sent_so = rest.dtype == part.dtype and rest.device.type == "cpu" and rest.is_contiguous()
+            if not is_sent_so or part.end - part.offset < _LARGE:
+                del rest
+                self._copy(part, buffer)
+                continue
+            bytes_ = flat_bytes(rest)
+            self._digest.update(bytes_)
+            yield self._give(buffer, part.start)
+            self.num_given += len(bytes_)
+            yield bytes_.numpy().data
+            del rest, bytes_
+            self._let_go(part)
         yield self._give(buffer, bucket.size)
 
-    @staticmethod
-    def _bytes(part: Part, value: torch.Tensor, buffer: torch.Tensor) -> tuple[memoryview, bool]:
-        """Return (the bytes of a part as they are sent, whether they were copied into the bucket for it)."""
+    def fill(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        """Copy all parts of a bucket into its `buffer` [bytes], but for the last byte. Raises as `pieces`."""
+        for part in bucket.parts:
+            self._copy(part, buffer)
+
+    def _copy(self, part: Part, buffer: torch.Tensor) -> None:
+        bytes_ = part.bytes_in(buffer)
+        rest = self._rest(part)
+        bytes_.view(part.dtype).view(rest.shape).copy_(rest)
+        del rest
+        self._digest.update(bytes_)
+        self._let_go(part)
+
+    def _rest(self, part: Part) -> torch.Tensor:
+        """Return what of its tensor a part holds; the next tensor where it begins."""
+        if self._value is None:
+            name, value = next(self._source)
+            if name != part.name or value.shape != part.shape:
+                raise ValueError(f"{name} {list(value.shape)} comes where {part.name} {list(part.shape)} is planned")
+            self._value = value.detach()
         first, end = part.offset // part.dtype.itemsize, part.end // part.dtype.itemsize
-        rest = value if part.is_whole else value.reshape(-1)[first:end]
-        is_sent_so = rest.dtype == part.dtype and rest.device.type == "cpu" and rest.is_contiguous()
-        if is_sent_so and part.end - part.offset >= _LARGE:
-            return _bytes_of(rest), False
-        slot = part.bytes_in(buffer).view(part.dtype)
-        slot.view(rest.shape).copy_(rest)
-        return _bytes_of(slot), True
+        return self._value if part.is_whole else self._value.reshape(-1)[first:end]
+
+    def _let_go(self, part: Part) -> None:
+        """Keep no tensor that is given whole: the next one may be made."""
+        if part.end == part.num_bytes:
+            self.digests[part.name] = self._digest.hexdigest()
+            self._digest, self._value = new_digest(self._device), None
 
     def _give(self, buffer: torch.Tensor, end: int) -> memoryview:
         start, self.num_given = self.num_given, end
         return buffer[start:end].numpy().data
-
-    def _next(self, part: Part) -> torch.Tensor:
-        name, value = next(self._source)
-        if name != part.name or value.shape != part.shape:
-            raise ValueError(f"{name} {list(value.shape)} comes where {part.name} {list(part.shape)} is planned")
-        return value.detach()
 
 
 class Unpacking:
@@ -178,7 +181,7 @@ class Unpacking:
                 yield part.name, part.shaped(part.bytes_in(buffer))
                 continue
             if self._whole is None:
-                self._whole = torch.empty(part.num_bytes, dtype=torch.uint8)
+                self._whole = torch.empty(part.num_bytes, dtype=torch.uint8, device=buffer.device)
             self._whole[part.offset : part.end] = part.bytes_in(buffer)
             if part.end == part.num_bytes:
                 whole, self._whole = self._whole, None
@@ -190,7 +193,8 @@ class HeldBuckets:
     """Memory for buckets, used again once nobody has a view of it: fresh pages from the allocator cost more than to
     fill them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = HOST) -> None:
+        self._device = device
         self._size = 0
         self._blocks: deque[torch.Tensor] = deque(maxlen=NUM_HELD)
         self._num_users = 0  # of a block that nobody uses
@@ -206,7 +210,7 @@ class HeldBuckets:
         for block in self._blocks:
             if _num_users(block) == self._num_users:
                 return block[:size]
-        block = torch.empty(self._size, dtype=torch.uint8)
+        block = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         self._num_users = _num_users(block)
         self._blocks.append(block)
         return block[:size]

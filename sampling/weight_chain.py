@@ -11,16 +11,18 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 from espalier.sampling.client import LOOPBACK
+from espalier.sampling.shared_buckets import SharedBuckets
 
 GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
 GIVEN_UP = "given up"  # in the store
+_TAKEN = b"\1"
 _KEY_SECONDS = 5.0  # in which who comes in has to show the key
 
 
@@ -62,14 +64,14 @@ class ChainEnd:
         self._store: Any = None
         self._before: socket.socket | None = None
         self._behind: socket.socket | None = None
-        self._num_deliveries = 0
+        self._shared: SharedBuckets | None = None  # where weights stay on a device that all ends share
 
     def _join(self, store: Any) -> None:
         """Return when this end has its neighbours, rank 0 when all ends have theirs. Raises StreamBroken."""
         invitation, rank = self.invitation, self.rank
         self._store = store
         deadline = time.monotonic() + invitation.seconds
-        try:
+        with self._joining():
             if rank > 0:
                 door = open_door(own_address(invitation.address))
                 store.set(f"door/{rank}", json.dumps(door.getsockname()[:2]))
@@ -81,6 +83,13 @@ class ChainEnd:
                 store.set(f"joined/{rank}", "")
             else:
                 store.wait([f"joined/{other}" for other in range(1, invitation.world_size)])
+
+    @contextmanager
+    def _joining(self) -> Iterator[None]:
+        """Raise StreamBroken where the others do not come."""
+        invitation = self.invitation
+        try:
+            yield
         except (RuntimeError, OSError) as error:
             self.close()
             raise StreamBroken(f"the group for weights at {invitation.address}:{invitation.port} did not come together "
@@ -99,6 +108,36 @@ class ChainEnd:
             except OSError as error:
                 raise StreamBroken(f"rank {self.rank + 1} is gone ({line_of(error)})") from None
 
+    def _read_into(self, connection: socket.socket | None, bytes_: memoryview, whose: int) -> int:
+        """Return how many bytes came of rank `whose`, one at least. Raises StreamBroken as `_write`."""
+        moved = time.monotonic()
+        while connection is not None:
+            try:
+                num = connection.recv_into(bytes_)
+            except TimeoutError:
+                self._check_others(moved)
+                continue
+            except OSError as error:
+                raise StreamBroken(f"rank {whose} is gone ({line_of(error)})") from None
+            if num == 0:
+                raise StreamBroken(f"rank {whose} is gone")
+            return num
+        raise StreamBroken("this end has left its group")
+
+    def _await_taken(self) -> None:
+        """Return when all behind have taken what was sent to them. Raises StreamBroken as `_write`."""
+        if self.rank + 1 < self.invitation.world_size:
+            self._read_into(self._behind, memoryview(bytearray(1)), self.rank + 1)
+
+    def _say_taken(self) -> None:
+        """Let the rank before know that this one and all behind it have taken what was sent. Raises StreamBroken."""
+        self._await_taken()
+        try:
+            if self._before is not None:
+                self._before.sendall(_TAKEN)
+        except OSError as error:
+            raise StreamBroken(f"rank {self.rank - 1} is gone ({line_of(error)})") from None
+
     def _check_others(self, moved: float) -> None:
         """Raise StreamBroken where somebody gave this delivery up, or nothing has moved since then for too long."""
         try:
@@ -114,7 +153,7 @@ class ChainEnd:
         """Leave the chain, which breaks it."""
         for connection in filter(None, (self._before, self._behind)):
             connection.close()
-        self._before, self._behind, self._store = None, None, None
+        self._before, self._behind, self._store, self._shared = None, None, None, None
 
 
 def open_door(address: str) -> socket.socket:
@@ -142,6 +181,7 @@ def _admit(door: socket.socket, key: bytes, deadline: float) -> socket.socket:
             while len(shown) < len(key) and (more := connection.recv(len(key) - len(shown))):
                 shown += more
         if secrets.compare_digest(shown, key):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is taken is said in a byte
             connection.settimeout(GLANCE.total_seconds())
             return connection
         connection.close()

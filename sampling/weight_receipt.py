@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.sampling.weight_buckets import digest
 from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_digest import digest
 from espalier.sampling.weight_stream import WeightReceiver
 
 
@@ -69,7 +69,7 @@ class ReceivesWeights(KeepsRandomState):
             if self._weights is not None:
                 self._weights.close()
             self._weights = None
-            self._weights = WeightReceiver(asked, first_rank + self.rank)
+            self._weights = WeightReceiver(asked, first_rank + self.rank, self.device)
         return {"rank": self._weights.rank}
 
     def receive_weights(self, key: str, number: int) -> dict[str, str]:

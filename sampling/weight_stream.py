@@ -7,24 +7,37 @@ which must reach the trainer and one another. First goes the plan, names and sha
 connections: the trainer holds one, an engine two, that which is read and the last one. A tensor that is larger than a
 bucket is cut on its way; the end that reads it holds it whole beside them.
 
+Where all ends are on one GPU, or on the CPUs of one machine, buckets lie in memory that they share
+(`sampling.shared_buckets`), and one byte for each takes that way.
+
 Buckets of a few megabytes stay in the processor's caches from the network to the digest and the engine. A collective
 call of `torch.distributed` for each would cost more than the connection itself.
 """
 
 import json
+import logging
 import secrets
 import socket
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed
 
-from espalier.sampling.weight_buckets import BUCKET_BYTES, HeldBuckets, Kinds, Packing, Unpacking, buckets_of
-from espalier.sampling.weight_chain import GIVEN_UP, GLANCE, ChainEnd, Invitation, StreamBroken, line_of, open_door
+from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, bucket_bytes_on, place_of
+from espalier.sampling.weight_buckets import (
+    BUCKET_BYTES,
+    Bucket,
+    HeldBuckets,
+    Kinds,
+    Packing,
+    Unpacking,
+    buckets_of,
+)
+from espalier.sampling.weight_chain import GIVEN_UP, ChainEnd, Invitation, StreamBroken, line_of, open_door
 
+log = logging.getLogger(__name__)
 dist = cast(Any, torch.distributed)  # parts of it have no types
 _SENT, _BROKEN_OFF = 1, 0  # last byte of a bucket
 _LENGTH = 8  # bytes that say how long the plan is
@@ -32,15 +45,30 @@ _PIECE = 2**20  # bytes that are sent on at once
 
 
 class WeightSender(ChainEnd):
-    """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines."""
+    """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines; `device`: of
+    the weights, which are shared there where all workers are on the same one (None: they are not). `bucket_bytes`: 0
+    for what suits it."""
 
-    def __init__(self, address: str, num_receivers: int, seconds: float = 120.0, bucket_bytes: int = BUCKET_BYTES):
+    def __init__(
+        self,
+        address: str,
+        num_receivers: int,
+        seconds: float = 120.0,
+        bucket_bytes: int = 0,
+        device: torch.device | None = None,
+    ):
         door = open_door(address)
         port, key = door.getsockname()[1], secrets.token_hex(8)
         super().__init__(Invitation(address, port, num_receivers + 1, seconds, key), 0)
         self.bucket_bytes = bucket_bytes
+        self.device = device
         self._door: socket.socket | None = door
         self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether weights stay on the device that all ends share."""
+        return self._shared is not None
 
     def join(self) -> None:
         """Return when all have joined. Raises StreamBroken."""
@@ -52,6 +80,28 @@ class WeightSender(ChainEnd):
         )  # fmt: skip
         self._door = None
         self._join(store)
+        with self._joining():
+            self._share(store)
+
+    def _share(self, store: Any) -> None:
+        """Have all ends open the same buckets, where they are on one device and can."""
+        ends = range(1, self.invitation.world_size)
+        places = {store.get(f"place/{rank}").decode() for rank in ends}
+        shared, size = None, self.bucket_bytes or (bucket_bytes_on(self.device) if self.device else BUCKET_BYTES)
+        if self.device is not None and places == {place_of(self.device)} - {""}:
+            try:
+                shared = SharedBuckets.make(self.device, size + 1)
+            except (OSError, RuntimeError) as error:
+                log.warning("weights take the way over connections: %s", line_of(error))
+        for rank in ends:
+            store.set(f"shared/{rank}", json.dumps(shared.handle() if shared else None))
+        failed = [line for rank in ends if (line := store.get(f"opened/{rank}").decode())]
+        if shared:
+            shared.hide()
+        if failed:
+            log.warning("weights take the way over connections: an engine cannot share memory (%s)", failed[0])
+        self._shared = None if failed else shared
+        self.bucket_bytes = size if self.is_shared else self.bucket_bytes or BUCKET_BYTES
 
     def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         """Send the weights, in the order of `kinds` and rounded to its dtypes, and return when all ends have read them;
@@ -60,15 +110,19 @@ class WeightSender(ChainEnd):
         A tensor is asked for when its turn comes. Where that fails the receivers learn of it, and the error rises.
         Raises StreamBroken where one of them is gone.
         """
-        self._num_deliveries += 1
         rows = [[name, list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in kinds.items()]
-        plan = json.dumps({"bucket_bytes": self.bucket_bytes, "kinds": rows}).encode()
-        self._write(memoryview(len(plan).to_bytes(_LENGTH, "big") + plan))
+        plan = {"bucket_bytes": self.bucket_bytes, "is_shared": self.is_shared, "kinds": rows}
+        line = json.dumps(plan).encode()
+        self._write(memoryview(len(line).to_bytes(_LENGTH, "big") + line))
         buckets = buckets_of(kinds, self.bucket_bytes)
+        if self._shared is None:
+            return self._send_bytes(Packing(iter(weights)), buckets)
+        return self._fill_shared(self._shared, Packing(iter(weights), self._shared.memory.device), buckets)
+
+    def _send_bytes(self, packing: Packing, buckets: Sequence[Bucket]) -> dict[str, str]:
         size = max((bucket.size for bucket in buckets), default=0)
         if size > len(self._buffer):
             self._buffer = torch.empty(size, dtype=torch.uint8)
-        packing = Packing(iter(weights))
         for bucket in buckets:
             buffer = self._buffer[: bucket.size]
             buffer[-1] = _SENT
@@ -81,33 +135,23 @@ class WeightSender(ChainEnd):
                 buffer[-1] = _BROKEN_OFF
                 self._write(buffer[packing.num_given :].numpy().data)
                 raise
-        self._wait_for_all()
+        self._await_taken()
         return packing.digests
 
-    def _wait_for_all(self) -> None:
-        ends = range(1, self.invitation.world_size)
-        sent = time.monotonic()
-        while True:
+    def _fill_shared(self, shared: SharedBuckets, packing: Packing, buckets: Sequence[Bucket]) -> dict[str, str]:
+        for number, bucket in enumerate(buckets):
+            if number >= NUM_SHARED:
+                self._await_taken()  # what is in this one now
             try:
-                self._store.wait([f"read/{self._num_deliveries}/{rank}" for rank in ends], GLANCE)
-                return
-            except (RuntimeError, AttributeError):
-                self._check_neighbour()
-                self._check_others(sent)
-
-    def _check_neighbour(self) -> None:
-        """Raise StreamBroken where the next rank has closed its connection: nothing ever comes from there."""
-        if self._behind is None:
-            raise StreamBroken("this end was closed")
-        self._behind.setblocking(False)
-        try:
-            self._behind.recv(1)
-        except BlockingIOError:
-            self._behind.settimeout(GLANCE.total_seconds())
-            return
-        except OSError:
-            pass
-        raise StreamBroken("rank 1 is gone")
+                packing.fill(shared.bucket(number, bucket.size), bucket)
+                shared.settle()
+            except Exception:
+                self._write(memoryview(bytes([_BROKEN_OFF])))
+                raise
+            self._write(memoryview(bytes([_SENT])))
+        for _ in range(min(len(buckets), NUM_SHARED) or 1):
+            self._await_taken()
+        return packing.digests
 
     def give_up(self) -> None:
         """Have all who wait for the rest of a delivery end with StreamBroken, a `send` in another thread too; the group
@@ -123,11 +167,10 @@ class WeightSender(ChainEnd):
 
 
 class WeightReceiver(ChainEnd):
-    """A worker's end, which joins at once. Raises StreamBroken."""
+    """A worker's end, which joins at once. `device`: the worker's, as the sender's. Raises StreamBroken."""
 
-    def __init__(self, invitation: Invitation, rank: int):
+    def __init__(self, invitation: Invitation, rank: int, device: torch.device | None = None):
         super().__init__(invitation, rank)
-        self._held = HeldBuckets()
         try:
             store = dist.TCPStore(
                 invitation.address, invitation.port, is_master=False, timeout=timedelta(seconds=invitation.seconds)
@@ -135,7 +178,22 @@ class WeightReceiver(ChainEnd):
         except RuntimeError as error:
             raise StreamBroken(f"the trainer at {invitation.address}:{invitation.port} cannot be reached from here "
                                f"({line_of(error)})") from None  # fmt: skip
+        self._held = HeldBuckets()
         self._join(store)
+        with self._joining():
+            self._open_shared(store, device)
+
+    def _open_shared(self, store: Any, device: torch.device | None) -> None:
+        store.set(f"place/{self.rank}", place_of(device))
+        handle, line = json.loads(store.get(f"shared/{self.rank}")), ""
+        try:
+            if handle is not None:
+                assert device is not None
+                self._shared = SharedBuckets.open(handle, device)
+                self._held = HeldBuckets(device)
+        except Exception as error:  # of CUDA, or of what a sandbox forbids
+            line = line_of(error) or type(error).__name__
+        store.set(f"opened/{self.rank}", line)
 
     def receive(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and tensors of one delivery; a tensor may be kept. Raises StreamBroken, and leaves the chain
@@ -147,49 +205,46 @@ class WeightReceiver(ChainEnd):
             raise
 
     def _receive(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self._num_deliveries += 1
         length, plan_bytes = bytearray(_LENGTH), bytearray()
         self._read(memoryview(length))
         plan_bytes = bytearray(int.from_bytes(length, "big"))
         self._read(memoryview(plan_bytes))
         plan = json.loads(plan_bytes)
         kinds = {name: (torch.Size(shape), getattr(torch, dtype)) for name, shape, dtype in plan["kinds"]}
+        if self._shared is not None and not plan["is_shared"]:  # another end could not open it
+            self._shared, self._held = None, HeldBuckets()
         buckets = buckets_of(kinds, plan["bucket_bytes"])
         self._held.reserve(max((bucket.size for bucket in buckets), default=0))
         unpacking = Unpacking()
-        for number, bucket in enumerate(buckets, start=1):
+        for number, bucket in enumerate(buckets):
             buffer = self._held.free(bucket.size)
-            self._read(buffer.numpy().data)
-            if int(buffer[-1]) != _SENT:
-                raise StreamBroken("the trainer broke off in the middle of a delivery")
-            if number == len(buckets):
-                self._say_read()
+            self._take(number, buffer)
+            if self._shared is not None or number + 1 == len(buckets):
+                self._say_taken()
             found = unpacking.tensors(buffer, bucket)
             del buffer
             yield from found
         if not buckets:
-            self._say_read()
+            self._say_taken()
 
-    def _say_read(self) -> None:
-        try:
-            self._store.set(f"read/{self._num_deliveries}/{self.rank}", "")
-        except RuntimeError:
-            raise StreamBroken("the trainer is gone") from None
+    def _take(self, number: int, buffer: torch.Tensor) -> None:
+        """Have a bucket in `buffer` [bytes]. Raises StreamBroken."""
+        if self._shared is None:
+            self._read(buffer.numpy().data)
+            last = int(buffer[-1])
+        else:
+            said = bytearray(1)
+            self._read(memoryview(said))
+            last = said[0]
+        if last != _SENT:
+            raise StreamBroken("the trainer broke off in the middle of a delivery")
+        if self._shared is not None:
+            buffer.copy_(self._shared.bucket(number, len(buffer)))
+            self._shared.settle()
 
     def _read(self, bytes_: memoryview) -> None:
         """Fill it from the rank before, and send it on as it comes. Raises StreamBroken as `_write`."""
-        if self._before is None:
-            raise StreamBroken("this end has left its group")
-        moved = time.monotonic()
         while bytes_:
-            try:
-                num = self._before.recv_into(bytes_[:_PIECE])
-            except TimeoutError:
-                self._check_others(moved)
-                continue
-            except OSError as error:
-                raise StreamBroken(f"rank {self.rank - 1} is gone ({line_of(error)})") from None
-            if num == 0:
-                raise StreamBroken(f"rank {self.rank - 1} is gone")
+            num = self._read_into(self._before, bytes_[:_PIECE], self.rank - 1)
             self._write(bytes_[:num])
-            bytes_, moved = bytes_[num:], time.monotonic()
+            bytes_ = bytes_[num:]

@@ -53,8 +53,9 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
-from espalier.sampling.weight_buckets import digest, kinds_of
+from espalier.sampling.weight_buckets import kinds_of
 from espalier.sampling.weight_chain import Invitation, own_address
+from espalier.sampling.weight_digest import digest
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 
 dist: Any = torch.distributed  # parts of it have no types

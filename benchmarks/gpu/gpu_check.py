@@ -1,13 +1,13 @@
 """Everything that only a GPU can show, by one command, each part in a process of its own with a deadline.
 
-    bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [PART ...]
+    bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [--seconds N] [PART ...]
 
 Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
 which docs/benchmarks.md shows; parts that stand there from the same kind of GPU stay where they are not asked for, each
 with its day and its torch, and so does one that fails when it is measured again, which its line says. Without a GPU, or
 with `--rehearse`, every part runs its rehearsal: the same code on a CPU with small shapes, whose numbers are no
 figures; the table says so. A part that fails is in the table with its last line, the others go on, and the exit code is
-1.
+1. Ended by SIGTERM, it ends the part at hand and leaves what was measured so far.
 """
 
 import argparse
@@ -36,11 +36,17 @@ PARTS = {
     "training": "SFT, DPO and process rewards of a 1B shape: tokens/s, MFU, memory; SFT and DPO beside TRL",
     "large": "SFT of a 1B shape with a vocabulary of 151,936, and of rows of 16,384 tokens: tokens/s, MFU, memory",
     "scoring": "process rewards of a 1B shape: transformers and a vLLM engine",
+    "delivery": "weights of a 1B shape to an engine: in memory of the GPU that both share, and over connections",
     "rl_smoke": "GRPO of a 1B shape on one GPU with sleep: rollouts, delivery with its proofs, memory and its plan",
 }
 SECONDS = 600
 HOW = "bash scripts/gpu_check.sh"
 RESULT = RESULTS / "gpu_check.json"
+ENDED = "it was ended by a signal"
+
+
+class Ended(BaseException):
+    """SIGTERM came."""
 
 
 def device() -> str:
@@ -68,6 +74,8 @@ def run_part(name: str, gpu: str, output: Path, seconds: float = SECONDS) -> dic
                 found["error"] = "" if code == 0 else (last or [f"exit code {code}"])[0][-300:]
             except subprocess.TimeoutExpired:
                 found["error"] = f"it was not done after {seconds:g} seconds and was ended"
+            except Ended:
+                found["error"] = ENDED
             finally:
                 end_session(process)
         if answer.is_file():
@@ -129,12 +137,18 @@ def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]
     return ["part", "figure", "value", "unit", "note"], rows
 
 
+def _end(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Ended
+
+
 def main() -> None:
     """Run the parts that are asked for, all of them by default."""
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rehearse", action="store_true", help="on a CPU with small shapes, whatever is here")
     parser.add_argument("--output", type=Path, default=Path("experiments/gpu_check"))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="a part's deadline")
     parser.add_argument("--one", choices=list(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -148,12 +162,15 @@ def main() -> None:
     print(f"gpu_check: on {gpu}" if gpu else "gpu_check: a rehearsal on the CPU: nothing is measured", file=sys.stderr)
     options.output.mkdir(parents=True, exist_ok=True)
     documents, failed = measured_before(gpu), False
+    signal.signal(signal.SIGTERM, _end)
     for name in options.parts or PARTS:
         print(f"gpu_check: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
-        part = run_part(name, gpu, options.output)
+        part = run_part(name, gpu, options.output, options.seconds)
         documents[name] = newest(documents.get(name), part)
         failed = failed or bool(part["error"])
         print(f"gpu_check: {name}: {part['error'] or 'done'}, {part['seconds']} s", file=sys.stderr, flush=True)
+        if part["error"] == ENDED:
+            break
     found = [documents[name] for name in PARTS if name in documents]
     columns, rows = table_of(found)
     (options.output / "table.md").write_text(markdown_table(columns, rows))

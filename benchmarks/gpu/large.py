@@ -25,7 +25,13 @@ def shapes(is_rehearsal: bool) -> dict[str, tuple[Shape, tuple[str, ...]]]:
 
 def measure(is_rehearsal: bool, folder: Path) -> Iterator[Row]:
     """Train all of them, one after the other."""
+    written: dict[Shape, Path] = {}
     for number, (name, (shape, settings)) in enumerate(shapes(is_rehearsal).items()):
         own = folder / str(number)
-        write_model(own / "model", shape)
+        own.mkdir()
+        if shape in written:
+            (own / "model").symlink_to(written[shape])
+        else:
+            write_model(own / "model", shape)
+        written.setdefault(shape, own / "model")
         yield from rows_of(name, run_objective("sft", shape, own, settings), shape)

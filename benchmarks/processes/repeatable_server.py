@@ -19,8 +19,8 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.steps import Decoder
-from espalier.sampling.weight_buckets import digest
 from espalier.sampling.weight_chain import Invitation, StreamBroken
+from espalier.sampling.weight_digest import digest
 from espalier.sampling.weight_stream import WeightReceiver
 
 

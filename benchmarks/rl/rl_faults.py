@@ -46,7 +46,7 @@ from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
-from espalier.sampling.weight_buckets import digest
+from espalier.sampling.weight_digest import digest
 
 HOW = "bash scripts/faults.sh rl"
 SETTINGS = """rollout.num_problems=4 rollout.group_size=4 update.minibatch_size=16 update.micro_batch_size=16

@@ -37,11 +37,18 @@ R = TypeVar("R")
 
 
 class FollowingEngines:
-    """`dtype`: what the engines compute in, where that is known: they are sent no more digits than they keep."""
+    """`dtype`: what the engines compute in, where that is known: they are sent no more digits than they keep.
+    `device`: of the weights; engines that are there share its memory."""
 
-    def __init__(self, engines: LiveEngine | Sequence[LiveEngine], dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        engines: LiveEngine | Sequence[LiveEngine],
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ):
         self.engines = list(engines) if isinstance(engines, Sequence) else [engines]
         self.dtype = dtype
+        self.device = device
         self.is_received = False  # what was sent last, by receipts of it
         self.wake_seconds = 0.0  # in which engines were woken, in all
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
@@ -69,7 +76,7 @@ class FollowingEngines:
         await each(one.engine.pause() for one in engines if isinstance(one.engine, PausingEngine))
         if self._group is None or self._group.members != engines:
             self.close()
-            self._group = await join_engines(engines)
+            self._group = await join_engines(engines, self.device)
         sent, *receipts = await self._group.send(weights, self.dtype)
         for one, of_workers in zip(engines, receipts, strict=True):
             if of_workers is not None and not of_workers:

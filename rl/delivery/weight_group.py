@@ -59,20 +59,21 @@ class WeightGroup:
         return await _together(loads, sending, self.stream)
 
 
-async def join_engines(members: Sequence[Serving]) -> WeightGroup:
-    """Return the group once every worker of every engine is in it. Raises ServerGone."""
+async def join_engines(members: Sequence[Serving], device: torch.device | None = None) -> WeightGroup:
+    """Return the group once every worker of every engine is in it; `device`: of the weights. Raises ServerGone."""
     engines = [one.engine for one in members]
     workers = await each(engine.worker_ranks() for engine in engines)
     hosts = [engine.host for engine in engines]
     try:
         address = next((found for found in map(own_address, hosts) if found != LOOPBACK), LOOPBACK)
-        stream = WeightSender(address, sum(map(len, workers)))
+        stream = WeightSender(address, sum(map(len, workers)), device=device)
     except OSError as error:
         raise ServerGone(f"weights do not reach the engines at {', '.join(hosts)}: {error}") from error
     pairs = zip(engines, accumulate(map(len, workers), initial=1), strict=False)
     asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
     await _together(asked, asyncio.to_thread(stream.join), stream)
-    log.debug("weights go to %d workers of %d engines", stream.invitation.world_size - 1, len(engines))
+    way = "memory that they share" if stream.is_shared else "connections"
+    log.debug("weights go to %d workers of %d engines by %s", stream.invitation.world_size - 1, len(engines), way)
     return WeightGroup(stream, [*members])
 
 

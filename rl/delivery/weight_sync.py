@@ -63,7 +63,7 @@ class WeightSync(FollowingEngines):
     rounding makes of each version, or of the median one of the last five). `max_step`: KL of one version from the one
     before, in nats per token of the canaries (0: any). `dtype`: what the engines compute in, where that is known: they
     are sent no more digits than they keep. `stops`: whether a disagreement that is no matter of delivery ends the run;
-    else it is warned of."""
+    else it is warned of. `device`: of the weights (`FollowingEngines`)."""
 
     def __init__(
         self,
@@ -73,8 +73,9 @@ class WeightSync(FollowingEngines):
         max_step: float = 0.0,
         dtype: torch.dtype | None = None,
         stops: bool = True,
+        device: torch.device | None = None,
     ):
-        super().__init__(engines, dtype)
+        super().__init__(engines, dtype, device)
         self.max_logprob_gap = max_logprob_gap
         self.precision = precision
         self.max_step = max_step

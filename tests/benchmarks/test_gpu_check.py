@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +115,31 @@ def test_a_part_beyond_its_deadline_is_ended_and_named(tmp_path: Path) -> None:
     found = run_part("training", "", tmp_path, seconds=0.2)
     assert found["error"] == "it was not done after 0.2 seconds and was ended"
     assert json.loads((tmp_path / "training.json").read_text())["rows"] == []
+
+
+def test_a_command_that_is_ended_ends_its_part_and_leaves_what_was_measured(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.gpu_check",
+        "--rehearse",
+        "--output",
+        str(tmp_path),
+        "large",
+        "head",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "gpu_check: large" not in process.stderr.readline():
+            pass
+        time.sleep(0.5)
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert "gpu_check: large: it was ended by a signal" in said
+    assert json.loads((tmp_path / "large.json").read_text())["error"] == "it was ended by a signal"
+    assert not (tmp_path / "head.json").exists()
+    assert "it was ended by a signal" in (tmp_path / "table.md").read_text()
 
 
 def test_parts_measured_before_stay_where_the_gpu_is_of_the_same_kind(tmp_path: Path) -> None:

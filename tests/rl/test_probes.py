@@ -52,7 +52,7 @@ from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.weight_buckets import digest
+from espalier.sampling.weight_digest import digest
 from espalier.training.engine import named_weights
 from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from tests.support.root_config import root_config

@@ -94,7 +94,7 @@ class StandIn:
             os._exit(7)
         if self.model == "takes none":
             raise ServerGone("the vLLM engine takes no weights: KeyError: 'strange'")
-        from espalier.sampling.weight_buckets import digest
+        from espalier.sampling.weight_digest import digest
 
         return [{name: digest(value) for name, value in self.weights.receive()}]
 

@@ -1,0 +1,103 @@
+"""New weights from a learner of about 1B parameters to a vLLM engine beside it, with receipts: in memory that both see
+(of the GPU they share, by CUDA's handles; on a CPU a file in memory), and over connections, side by side.
+
+Before each delivery all weights change, in the same way for both: an engine that served others than those that were
+delivered last would not say the log-probs of a prompt that it says under the same weights by the other way. A group
+is joined once, in a delivery before those that are timed.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.rows import Row
+from benchmarks.gpu.training import SHAPES, digit_ids, write_model
+from espalier.models.load import load_policy
+from espalier.rl.delivery.following_engines import FollowingEngines
+from espalier.rl.delivery.weight_update_engine import OwnEngine
+from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.training.engine import named_weights
+
+ROUNDS = 5
+SHARED, CONNECTIONS = "shared memory", "connections"
+
+
+def engines(model: Path, folder: Path, is_rehearsal: bool) -> DataParallelEngines:
+    """Return one engine, not started, that leaves room for the learner."""
+    options: dict[str, Any] = {"enforce_eager": True}
+    if not is_rehearsal:
+        options["gpu_memory_utilization"] = 0.3
+    return DataParallelEngines(str(model), log=str(folder / "engine.log"), num_engines=1, max_model_len=64,
+                               dtype="bfloat16", options=options)  # fmt: skip
+
+
+async def deliveries(client: DataParallelEngines, policy: torch.nn.Module, device: torch.device) -> list[Row]:
+    """Return seconds of a delivery by each way. Raises SystemExit where one is not what its name says, or the engine
+    serves what was not delivered."""
+    client.follows_policy = True
+    engine = OwnEngine(client.engine(0))
+    weights, prompt = named_weights(policy), (digit_ids() * 3)[:24]
+    base = [value.detach().clone() for value in policy.parameters()]
+    seconds: dict[str, list[float]] = {}
+    heard: dict[str, list[list[float]]] = {}
+    for name in (SHARED, CONNECTIONS):
+        way = FollowingEngines(engine, torch.bfloat16, device if name == SHARED else None)
+        seconds[name], heard[name] = [], []
+        for number in range(ROUNDS + 1):
+            with torch.no_grad():
+                for value, before in zip(policy.parameters(), base, strict=True):
+                    torch.mul(before, 1.0 + 0.01 * number, out=value)
+            settle(device)
+            started = time.perf_counter()
+            await way.deliver(weights, str(number))
+            seconds[name].append(time.perf_counter() - started)
+            heard[name].append(await engine.prompt_logprobs(prompt))
+        assert way._group is not None
+        if way._group.stream.is_shared != (name == SHARED) or not way.is_received:
+            raise SystemExit(f"error: {name}: shared: {way._group.stream.is_shared}, receipts: {way.is_received}")
+        way.close()
+    if heard[SHARED] != heard[CONNECTIONS] or len({tuple(one) for one in heard[SHARED]}) != ROUNDS + 1:
+        raise SystemExit("error: the engine's log-probs are not those of the weights that it was sent")
+    size = sum(value.numel() for value in base) * 2 / 1e9
+    rows, middle = [], {name: statistics.median(found[1:]) for name, found in seconds.items()}
+    for name, found in seconds.items():
+        ends = f"{min(found[1:]):.3f} to {max(found[1:]):.3f}, {size / middle[name]:.2f} GB/s"
+        rows.append(Row(f"{name}: a delivery", round(middle[name], 4), "s", f"{size:.2f} GB of bf16, {ends}"))
+    return [*rows, Row(f"times as fast by {SHARED}", round(middle[CONNECTIONS] / middle[SHARED], 2), "ratio")]
+
+
+def settle(device: torch.device) -> None:
+    """Return when the device has done what it was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+async def run(model: Path, folder: Path, is_rehearsal: bool) -> list[Row]:
+    """Return the rows, and what a delivery in shared memory takes of the learner's GPU."""
+    device = torch.device("cpu" if is_rehearsal else "cuda")
+    client = engines(model, folder, is_rehearsal)
+    await client.open()
+    try:
+        policy = load_policy(str(model), "eager").to(device)
+        before = 0
+        if not is_rehearsal:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        rows = await deliveries(client, policy, device)
+        peak = None if is_rehearsal else round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+        return [*rows, Row("learner: peak beside its weights", peak, "MiB", "" if peak else "no GPU")]
+    finally:
+        with suppress(Exception):
+            await client.close()
+
+
+def measure(is_rehearsal: bool, folder: Path) -> Iterator[Row]:
+    """Deliver."""
+    write_model(folder / "model", SHAPES["tiny" if is_rehearsal else "1b"])
+    yield from asyncio.run(run(folder / "model", folder, is_rehearsal))

@@ -1,0 +1,130 @@
+"""Memory that a trainer and engines share: who cannot open it gets the weights otherwise, and nothing is left over."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.sampling import shared_buckets
+from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, place_of
+from espalier.sampling.weight_buckets import kinds_of
+from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_stream import WeightReceiver, WeightSender
+from tests.sampling.test_weight_stream import CPU, streamed
+
+WEIGHTS = {"a": torch.arange(300.0), "b": torch.arange(100.0).bfloat16()}
+
+
+def left_over() -> set[Path]:
+    """Return files of shared weights."""
+    return set(Path("/dev/shm").glob("weights-*"))
+
+
+def delivered(num: int = 2, join: Any = None) -> tuple[bool, list[dict[str, torch.Tensor]]]:
+    """Return (whether the weights were shared, what every receiver got)."""
+
+    def send(end: WeightSender) -> bool:
+        end.send(kinds_of(WEIGHTS), WEIGHTS.items())
+        return end.is_shared
+
+    return streamed(num, lambda end, _: dict(end.receive()), send, bucket_bytes=400, join=join, is_shared=True)
+
+
+def check(found: list[dict[str, torch.Tensor]]) -> None:
+    """All of it, everywhere."""
+    for one in found:
+        assert list(one) == list(WEIGHTS), one
+        assert all(torch.equal(one[name], value) for name, value in WEIGHTS.items())
+
+
+def test_memory_is_shared_by_two_processes_views_and_has_no_name_any_more() -> None:
+    before = left_over()
+    made = SharedBuckets.make(CPU, 1000)
+    handle = made.handle()
+    opened = SharedBuckets.open(handle, CPU)
+    made.hide()
+    assert left_over() == before
+    made.bucket(3, 7).copy_(torch.arange(7))
+    assert opened.bucket(1, 7).tolist() == list(range(7))  # two buckets, used in turn
+    assert len(made.memory) == NUM_SHARED * 1008
+    with pytest.raises(FileNotFoundError):
+        SharedBuckets.open(handle, CPU)
+    assert left_over() == before  # none was made for it
+
+
+def test_another_file_of_that_name_is_not_taken_for_it() -> None:
+    made = SharedBuckets.make(CPU, 1000)
+    path = made.handle()["path"]
+    try:
+        with pytest.raises(OSError, match="not what the trainer made"):
+            SharedBuckets.open({**made.handle(), "mark": [0] * 16}, CPU)
+        os.truncate(path, 10)
+        with pytest.raises(OSError, match="is another file here"):
+            SharedBuckets.open({"path": path, "size": 2016, "mark": []}, CPU)
+    finally:
+        made.hide()
+
+
+def test_where_one_engine_cannot_open_it_all_get_the_weights_over_connections(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = SharedBuckets.open
+    before = left_over()
+
+    def first_alone(handle: Any, device: torch.device) -> SharedBuckets:
+        if len(found) == 1:
+            raise PermissionError("not yours")
+        found.append(handle)
+        return opened(handle, device)
+
+    found: list[Any] = []
+    monkeypatch.setattr(SharedBuckets, "open", first_alone)
+    with caplog.at_level(logging.WARNING):
+        is_shared, rows = delivered()
+    assert not is_shared
+    check(rows)
+    assert "weights take the way over connections: an engine cannot share memory (not yours)" in caplog.text
+    assert left_over() == before
+
+
+def test_where_there_is_no_room_for_it_weights_go_over_connections(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = left_over()
+    monkeypatch.setattr(shared_buckets.os, "posix_fallocate", full)
+    with caplog.at_level(logging.WARNING):
+        is_shared, rows = delivered()
+    assert not is_shared
+    check(rows)
+    assert "No space left on device" in caplog.text
+    assert left_over() == before
+
+
+def test_engines_elsewhere_or_that_share_nothing_get_them_over_connections_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def join(invitation: Invitation, rank: int) -> WeightReceiver:
+        return WeightReceiver(invitation, rank, CPU if rank == 1 else None)
+
+    with caplog.at_level(logging.WARNING):
+        is_shared, rows = delivered(join=join)
+    assert not is_shared
+    assert not caplog.text
+    check(rows)
+    assert place_of(None) == ""
+
+
+def test_they_are_shared_again_and_again_and_nothing_is_left_over() -> None:
+    before = left_over()
+    for _ in range(3):
+        is_shared, rows = delivered(3)
+        assert is_shared
+        check(rows)
+    assert left_over() == before
