@@ -11,6 +11,7 @@ given. Activations, scores and what two processes take for themselves are estima
 from dataclasses import dataclass, field
 
 from espalier.rl.probes.canary import MAX_LOGITS
+from espalier.sampling.shared_buckets import receiver_bytes
 from espalier.training.memory_of_run import MicroBatch
 from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
 
@@ -65,17 +66,21 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     row = sharing.row * shape.vocabulary
     scored = _SCORED * min(8 * row, max(MAX_LOGITS, row))
     proof = delivery.parts | {"perturbed copy": copy, "scores": scored}  # with moments, which a resume has
+    arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(2 * shape.vocabulary * shape.hidden)}
     phases = [
-        Phase("start-up proof", proof | contexts | engines),
+        Phase("start-up proof", proof | contexts | engines | arriving),
         Phase("rollouts", held.parts | contexts | engines),
         Phase("update", update.parts | contexts | asleep),
-        Phase("delivery", delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines)),
+        Phase(
+            "delivery",
+            delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines) | arriving,
+        ),
     ]
     if not total:
         return GpuPlan(0, phases)
     cache = share - served - sharing.num_engines * _WORK
     token = 4 * shape.layers * shape.kv_heads * shape.head_size // sharing.cut
-    learner = max(held.bytes, sum(proof.values()))
+    learner = max(held.bytes, sum((proof | arriving).values()))
     between = max(0, total - learner - contexts["contexts"]) / total / sharing.num_engines
     return GpuPlan(total, phases, cache, cache // sharing.num_engines // token, int(100 * between) / 100)
 

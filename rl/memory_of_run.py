@@ -20,7 +20,7 @@ from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.engine_arguments import spelled
-from espalier.sampling.weight_buckets import BUCKET_BYTES
+from espalier.sampling.shared_buckets import sender_bytes
 from espalier.training.memory_of_run import (
     NoPlan,
     cutting_of,
@@ -61,7 +61,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
-        buffers=BUCKET_BYTES + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
+        buffers=sender_bytes(kind) + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )

@@ -4,7 +4,8 @@ machine's CPUs.
 What a learner sends to an engine on its own GPU need not leave it: the trainer fills one of two buckets there, an
 engine copies it into memory of its own, where a weight may be kept, and says so; the connection carries a byte for each
 bucket. CUDA gives a process a handle of another's memory (IPC), which is good as long as the memory is held. On CPUs a
-file in memory is shared, which has no name any more once all have opened it.
+file in memory is shared, which has no name any more once all have opened it; so it is between several GPUs of one
+machine.
 
 Who opens it finds a mark there: a container of its own may have another file of that name, and says nothing.
 """
@@ -18,7 +19,8 @@ from typing import Any, cast
 
 import torch
 
-from espalier.sampling.weight_buckets import BUCKET_BYTES
+from espalier.sampling.weight_buckets import BUCKET_BYTES, HOST, NUM_HELD
+from espalier.sampling.weight_digest import DeviceDigest
 
 NUM_SHARED = 2  # buckets: one is filled while the other is read
 GPU_BUCKET_BYTES = 32 * 2**20  # many times what a turn costs; on a CPU what stays in its caches
@@ -28,20 +30,36 @@ Handle = dict[str, Any]
 """What opens shared memory in another process; of JSON's types."""
 
 
-def place_of(device: torch.device | None) -> str:
-    """Return the name of a GPU, or of the machine, the same in every process that sees it; empty where nothing is to be
-    shared (None)."""
+def places_of(device: torch.device | None) -> dict[str, torch.device]:
+    """Return where a process with that device can share memory, the best first: by names that are the same in every
+    process that sees it, the device that holds it. Nothing where nothing is to be shared (None)."""
     if device is None:
-        return ""
+        return {}
+    found = {}
     if device.type == "cuda":
-        return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+        found[f"GPU {torch.cuda.get_device_properties(device).uuid}"] = device
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{device.type} of {boot.read_text().strip()}" if boot.is_file() else ""
+    if boot.is_file():
+        found[f"machine {boot.read_text().strip()}"] = HOST
+    return found
 
 
 def bucket_bytes_on(device: torch.device) -> int:
     """Return how large buckets there are best."""
     return GPU_BUCKET_BYTES if device.type == "cuda" else BUCKET_BYTES
+
+
+def sender_bytes(device_type: str) -> int:
+    """Return what a delivery takes of the trainer's device at most: shared buckets, and on a GPU the digest of one."""
+    if device_type == "cuda":
+        return NUM_SHARED * GPU_BUCKET_BYTES + DeviceDigest.NUM_BYTES
+    return NUM_SHARED * BUCKET_BYTES
+
+
+def receiver_bytes(largest: int) -> int:
+    """Return what it takes of an engine's GPU at most beside its weights, where they come by one: buckets, and the
+    `largest` tensor (bytes), which is put together there."""
+    return NUM_HELD * GPU_BUCKET_BYTES + largest + DeviceDigest.NUM_BYTES
 
 
 class SharedBuckets:
@@ -82,8 +100,8 @@ class SharedBuckets:
 
     @classmethod
     def open(cls, handle: Handle, device: torch.device) -> "SharedBuckets":
-        """Return those of another process on the same `device`. Raises OSError, RuntimeError where they cannot be
-        had."""
+        """Return those of another process, on the same `device` where they lie on a GPU. Raises OSError, RuntimeError
+        where they cannot be had."""
         if "path" in handle:
             path = handle["path"]
             if os.stat(path).st_size < handle["size"]:  # nor is one made where there is none

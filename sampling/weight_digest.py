@@ -45,7 +45,9 @@ class DeviceDigest:
     chance of 2^-64 (multilinear hashing, Carter and Wegman 1979). It guards against mistakes, not against forgers."""
 
     _FACTORS = (-7046029254386353131, -4417276706812531889)  # odd: 2^64 by the golden ratio, a prime of XXH64
-    _WORDS = 2**21  # at a time: what their products take
+    _WORDS = 2**20  # at a time
+    NUM_BYTES = 4 * 8 * _WORDS
+    """That their products take at most."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._sums = torch.zeros(len(self._FACTORS), dtype=torch.int64, device=device)

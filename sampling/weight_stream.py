@@ -7,8 +7,8 @@ which must reach the trainer and one another. First goes the plan, names and sha
 connections: the trainer holds one, an engine two, that which is read and the last one. A tensor that is larger than a
 bucket is cut on its way; the end that reads it holds it whole beside them.
 
-Where all ends are on one GPU, or on the CPUs of one machine, buckets lie in memory that they share
-(`sampling.shared_buckets`), and one byte for each takes that way.
+Where all ends are on one GPU, or on one machine, buckets lie in memory that they share (`sampling.shared_buckets`), and
+one byte for each takes that way.
 
 Buckets of a few megabytes stay in the processor's caches from the network to the digest and the engine. A collective
 call of `torch.distributed` for each would cost more than the connection itself.
@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 import torch.distributed
 
-from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, bucket_bytes_on, place_of
+from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, bucket_bytes_on, places_of
 from espalier.sampling.weight_buckets import (
     BUCKET_BYTES,
     Bucket,
@@ -46,8 +46,8 @@ _PIECE = 2**20  # bytes that are sent on at once
 
 class WeightSender(ChainEnd):
     """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines; `device`: of
-    the weights, which are shared there where all workers are on the same one (None: they are not). `bucket_bytes`: 0
-    for what suits it."""
+    the weights, which are shared there where all workers are on the same one, else on the CPU where they are on one
+    machine (None: they are not). `bucket_bytes`: 0 for what suits it."""
 
     def __init__(
         self,
@@ -86,11 +86,13 @@ class WeightSender(ChainEnd):
     def _share(self, store: Any) -> None:
         """Have all ends open the same buckets, where they are on one device and can."""
         ends = range(1, self.invitation.world_size)
-        places = {store.get(f"place/{rank}").decode() for rank in ends}
-        shared, size = None, self.bucket_bytes or (bucket_bytes_on(self.device) if self.device else BUCKET_BYTES)
-        if self.device is not None and places == {place_of(self.device)} - {""}:
+        theirs = [json.loads(store.get(f"places/{rank}")) for rank in ends]
+        common = [device for place, device in places_of(self.device).items() if all(place in one for one in theirs)]
+        shared, size = None, self.bucket_bytes or BUCKET_BYTES
+        if common:
+            size = self.bucket_bytes or bucket_bytes_on(common[0])
             try:
-                shared = SharedBuckets.make(self.device, size + 1)
+                shared = SharedBuckets.make(common[0], size + 1)
             except (OSError, RuntimeError) as error:
                 log.warning("weights take the way over connections: %s", line_of(error))
         for rank in ends:
@@ -184,13 +186,13 @@ class WeightReceiver(ChainEnd):
             self._open_shared(store, device)
 
     def _open_shared(self, store: Any, device: torch.device | None) -> None:
-        store.set(f"place/{self.rank}", place_of(device))
+        store.set(f"places/{self.rank}", json.dumps([*places_of(device)]))
         handle, line = json.loads(store.get(f"shared/{self.rank}")), ""
         try:
             if handle is not None:
                 assert device is not None
                 self._shared = SharedBuckets.open(handle, device)
-                self._held = HeldBuckets(device)
+                self._held = HeldBuckets(self._shared.memory.device)
         except Exception as error:  # of CUDA, or of what a sandbox forbids
             line = line_of(error) or type(error).__name__
         store.set(f"opened/{self.rank}", line)

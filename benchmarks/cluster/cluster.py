@@ -53,7 +53,7 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
-from espalier.sampling.weight_buckets import kinds_of
+from espalier.sampling.weight_buckets import HOST, kinds_of
 from espalier.sampling.weight_chain import Invitation, own_address
 from espalier.sampling.weight_digest import digest
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
@@ -131,17 +131,20 @@ def peak_above(work: Callable[[], Any]) -> tuple[Any, float]:
 class EngineEnd:
     """One worker with weights of its own, in an actor."""
 
-    def join(self, invitation: dict[str, Any], rank: int) -> None:
-        """Join the trainer's group."""
-        self.end = WeightReceiver(Invitation(**invitation), rank)
+    def join(self, streamed: dict[str, Any], shared: dict[str, Any], rank: int) -> None:
+        """Join the trainer's groups."""
+        self.ends = {
+            "stream": WeightReceiver(Invitation(**streamed), rank),
+            "shared": WeightReceiver(Invitation(**shared), rank, HOST),
+        }
         self.own = {str(k): torch.ones(TENSOR, dtype=torch.bfloat16) for k in range(NUM_TENSORS)}
         self.parts = [torch.ones(NUM_TENSORS * TENSOR // 10, dtype=torch.bfloat16) for _ in range(10)]
 
-    def take(self) -> float:
-        """Take one delivery into the own weights; MiB above what was held."""
+    def take(self, side: str) -> float:
+        """Take one delivery of that group into the own weights; MiB above what was held."""
 
         def work() -> None:
-            for name, value in self.end.receive():
+            for name, value in self.ends[side].receive():
                 digest(value)
                 self.own[name].copy_(value)
 
@@ -176,38 +179,47 @@ async def measure_weights(rounds: int) -> list[dict[str, float]]:
     room = Room("ends", 2, {"CPU": 1}, "STRICT_SPREAD")
     group = await reserve(room, 60)
     actors = [place_actor(EngineEnd, group, number, room.resources) for number in range(2)]
-    sender = WeightSender(own_address(await asyncio.to_thread(node_address)), 2)
+    address = own_address(await asyncio.to_thread(node_address))
+    senders = {"stream": WeightSender(address, 2), "shared": WeightSender(address, 2, device=HOST)}
     weights = {str(k): torch.full((TENSOR,), float(k), dtype=torch.bfloat16) for k in range(NUM_TENSORS)}
     parts = [torch.ones(NUM_TENSORS * TENSOR // 10, dtype=torch.bfloat16) for _ in range(10)]
     kinds = kinds_of(weights)
 
-    async def both(name: str, own: Callable[[], Any], *arguments: Any) -> tuple[float, list[Any], Any]:
-        asked = [asyncio.create_task(call_actor(actor, name, *arguments, *more)) for actor, more in pairs(arguments)]
+    async def both(
+        name: str, own: Callable[[], Any], *arguments: Any, has_rank: bool = False
+    ) -> tuple[float, list[Any], Any]:
+        asked = [asyncio.create_task(call_actor(actor, name, *arguments, *([rank] if has_rank else [])))
+                 for rank, actor in enumerate(actors, start=1)]  # fmt: skip
         started = time.perf_counter()
         found = await asyncio.to_thread(own)
         answers = await asyncio.gather(*asked)
         return time.perf_counter() - started, answers, found
 
-    def pairs(arguments: tuple[Any, ...]) -> list[tuple[Any, tuple[int, ...]]]:
-        return [(actor, (number + 1,) if arguments else ()) for number, actor in enumerate(actors)]
+    def join_all() -> None:
+        for sender in senders.values():
+            sender.join()
+        if senders["stream"].is_shared or not senders["shared"].is_shared:
+            raise SystemExit("error: the groups do not go the ways that they are named by")
 
-    address = sender.invitation.address
     with socket.create_server((address, 0)) as free:
         port = int(free.getsockname()[1])
-    await both("join", sender.join, sender.invitation.as_dict())
-    _, _, bare = await both("join_bare", partial(bare_group, address, port, 0), address, port)
+    invitations = [sender.invitation.as_dict() for sender in senders.values()]
+    await both("join", join_all, *invitations, has_rank=True)
+    _, _, bare = await both("join_bare", partial(bare_group, address, port, 0), address, port, has_rank=True)
     rows = []
     for number in range(rounds + 1):
         row: dict[str, float] = {}
-        for side in ("stream", "bare") if number % 2 else ("bare", "stream"):
+        for side in ("stream", "shared", "bare") if number % 2 else ("bare", "shared", "stream"):
             if side == "bare":
                 row["bare_seconds"] = (await both("take_bare", partial(broadcast, bare, parts)))[0]
                 continue
-            send = partial(sender.send, kinds, weights.items())
-            row["stream_seconds"], of_engines, (_, own) = await both("take", partial(peak_above, send))
-            row["sender_mib"], row["receiver_mib"] = own, max(of_engines)
+            send = partial(senders[side].send, kinds, weights.items())
+            row[f"{side}_seconds"], of_engines, (_, own) = await both("take", partial(peak_above, send), side)
+            row["sender_mib"] = max(own, row.get("sender_mib", 0.0))
+            row["receiver_mib"] = max(*of_engines, row.get("receiver_mib", 0.0))
         rows.append(row)
-    sender.close()
+    for sender in senders.values():
+        sender.close()
     release(group)
     return rows
 
@@ -220,11 +232,13 @@ def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
     bare = min(row["bare_seconds"] for row in timed)
     ratios = sorted(row["stream_seconds"] / bare for row in timed)
     paired = sorted(row["stream_seconds"] / row["bare_seconds"] for row in timed)
+    shared = sorted(row["shared_seconds"] / row["stream_seconds"] for row in timed)
     memory = sorted(max(row["sender_mib"], row["receiver_mib"]) for row in rows)
     found = {}
     for name, values, value, goal, unit in (
         ("weights_seconds_vs_bare_broadcast", ratios, median(ratios), GOAL_SECONDS, "ratio"),
         ("weights_seconds_vs_bare_broadcast_of_the_round", paired, median(paired), GOAL_SECONDS, "ratio"),
+        ("weights_seconds_in_shared_memory_vs_connections", shared, median(shared), 1.0, "ratio"),
         ("weights_memory", memory, memory[-1], GOAL_MIB, "MiB at any end, the most"),
     ):
         found[name] = {"value": round(value, 3), "low": round(values[0], 3), "high": round(values[-1], 3), "unit": unit,

@@ -44,6 +44,7 @@ async def deliveries(client: DataParallelEngines, policy: torch.nn.Module, devic
     engine = OwnEngine(client.engine(0))
     weights, prompt = named_weights(policy), (digit_ids() * 3)[:24]
     base = [value.detach().clone() for value in policy.parameters()]
+    before_all = taken(device)
     seconds: dict[str, list[float]] = {}
     heard: dict[str, list[list[float]]] = {}
     for name in (SHARED, CONNECTIONS):
@@ -69,7 +70,9 @@ async def deliveries(client: DataParallelEngines, policy: torch.nn.Module, devic
     for name, found in seconds.items():
         ends = f"{min(found[1:]):.3f} to {max(found[1:]):.3f}, {size / middle[name]:.2f} GB/s"
         rows.append(Row(f"{name}: a delivery", round(middle[name], 4), "s", f"{size:.2f} GB of bf16, {ends}"))
-    return [*rows, Row(f"times as fast by {SHARED}", round(middle[CONNECTIONS] / middle[SHARED], 2), "ratio")]
+    peak = round((taken(device, at_most=True) - before_all) / 2**20, 1) if device.type == "cuda" else None
+    return [*rows, Row(f"times as fast by {SHARED}", round(middle[CONNECTIONS] / middle[SHARED], 2), "ratio"),
+            Row("learner: peak of a delivery beside its weights", peak, "MiB", "" if peak else "no GPU")]  # fmt: skip
 
 
 def settle(device: torch.device) -> None:
@@ -78,20 +81,23 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def taken(device: torch.device, at_most: bool = False) -> int:
+    """Return bytes of a GPU that this process holds, or held `at_most` since it was asked what it holds."""
+    if device.type != "cuda":
+        return 0
+    if at_most:
+        return torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
 async def run(model: Path, folder: Path, is_rehearsal: bool) -> list[Row]:
-    """Return the rows, and what a delivery in shared memory takes of the learner's GPU."""
+    """Return the rows."""
     device = torch.device("cpu" if is_rehearsal else "cuda")
     client = engines(model, folder, is_rehearsal)
     await client.open()
     try:
-        policy = load_policy(str(model), "eager").to(device)
-        before = 0
-        if not is_rehearsal:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        rows = await deliveries(client, policy, device)
-        peak = None if is_rehearsal else round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-        return [*rows, Row("learner: peak beside its weights", peak, "MiB", "" if peak else "no GPU")]
+        return await deliveries(client, load_policy(str(model), "eager").to(device), device)
     finally:
         with suppress(Exception):
             await client.close()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.sampling import shared_buckets
-from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, place_of
+from espalier.sampling import shared_buckets, weight_stream
+from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, places_of
 from espalier.sampling.weight_buckets import kinds_of
 from espalier.sampling.weight_chain import Invitation
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
@@ -118,7 +118,37 @@ def test_engines_elsewhere_or_that_share_nothing_get_them_over_connections_witho
     assert not is_shared
     assert not caplog.text
     check(rows)
-    assert place_of(None) == ""
+    assert places_of(None) == {}
+
+
+def test_ends_on_several_gpus_of_a_machine_share_its_memory_and_on_one_gpu_that_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU by its name alone: its memory is the CPU's here."""
+    gpus = {0: "GPU a", 1: "GPU b"}
+    other = torch.device("meta")
+    asked: list[torch.device] = []
+    made = SharedBuckets.make
+
+    def places(device: torch.device | None) -> dict[str, torch.device]:
+        assert device is not None
+        return {gpus[device.index or 0]: other, "machine": CPU}
+
+    def make(device: torch.device, size: int) -> SharedBuckets:
+        asked.append(device)
+        return made(CPU, size)
+
+    monkeypatch.setattr(weight_stream, "places_of", places)
+    monkeypatch.setattr(SharedBuckets, "make", make)
+
+    def join(invitation: Invitation, rank: int) -> WeightReceiver:
+        return WeightReceiver(invitation, rank, torch.device("cpu", rank - 1))
+
+    is_shared, rows = delivered(join=join)
+    check(rows)
+    one_gpu, alone = delivered(1, join=join)
+    check(alone)
+    assert (is_shared, one_gpu, asked) == (True, True, [CPU, other])
 
 
 def test_they_are_shared_again_and_again_and_nothing_is_left_over() -> None:
