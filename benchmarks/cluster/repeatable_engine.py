@@ -18,6 +18,7 @@ import torch
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_process import serve
+from espalier.sampling.weight_buckets import HOST
 from espalier.sampling.weight_chain import Invitation, StreamBroken
 from espalier.sampling.weight_stream import WeightReceiver
 
@@ -72,7 +73,7 @@ class RepeatableEngine:
         """Join the trainer's group."""
         if self._weights is not None:
             self._weights.close()
-        self._weights = await asyncio.to_thread(WeightReceiver, Invitation(**invitation), first_rank)
+        self._weights = await asyncio.to_thread(WeightReceiver, Invitation(**invitation), first_rank, HOST)
 
     async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
         """Serve what is delivered; the receipt. Raises ServerGone."""

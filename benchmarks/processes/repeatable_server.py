@@ -19,6 +19,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.steps import Decoder
+from espalier.sampling.weight_buckets import HOST
 from espalier.sampling.weight_chain import Invitation, StreamBroken
 from espalier.sampling.weight_digest import digest
 from espalier.sampling.weight_stream import WeightReceiver
@@ -74,7 +75,7 @@ class RepeatableServer:
             case "join_weights":
                 rank = int(body["kwargs"]["first_rank"])
                 invitation = Invitation(**body["kwargs"]["invitation"])
-                self.weights = await asyncio.to_thread(WeightReceiver, invitation, rank)
+                self.weights = await asyncio.to_thread(WeightReceiver, invitation, rank, HOST)
                 return web.json_response({"results": [{"rank": rank}]})
             case "receive_weights":
                 return await self._receive()

@@ -82,12 +82,13 @@ class StandIn:
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
 
+        from espalier.sampling.weight_buckets import HOST
         from espalier.sampling.weight_chain import Invitation
         from espalier.sampling.weight_stream import WeightReceiver
 
         if (before := getattr(self, "weights", None)) is not None:
             before.close()
-        self.weights = WeightReceiver(Invitation(**invitation), first_rank)
+        self.weights = WeightReceiver(Invitation(**invitation), first_rank, HOST)
 
     async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
         if self.model == "mortal" and self.options["seed"] == 1:
