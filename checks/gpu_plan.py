@@ -11,7 +11,7 @@ given. Activations, scores and what two processes take for themselves are estima
 from dataclasses import dataclass, field
 
 from espalier.rl.probes.canary import MAX_LOGITS
-from espalier.sampling.shared_buckets import receiver_bytes
+from espalier.sampling.shared_buckets import kept_bytes, receiver_bytes
 from espalier.training.memory_of_run import MicroBatch
 from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
 
@@ -66,11 +66,14 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     row = sharing.row * shape.vocabulary
     scored = _SCORED * min(8 * row, max(MAX_LOGITS, row))
     proof = delivery.parts | {"perturbed copy": copy, "scores": scored}  # with moments, which a resume has
-    arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(2 * shape.vocabulary * shape.hidden)}
+    arriving, kept = {}, {}
+    if sharing.cut == 1:  # else they come through the machine's memory
+        arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(shape.vocabulary, shape.hidden)}
+        kept = {"buckets of deliveries": kept_bytes(sharing.num_engines)}
     phases = [
         Phase("start-up proof", proof | contexts | engines | arriving),
-        Phase("rollouts", held.parts | contexts | engines),
-        Phase("update", update.parts | contexts | asleep),
+        Phase("rollouts", held.parts | contexts | engines | kept),
+        Phase("update", update.parts | contexts | asleep | kept),
         Phase(
             "delivery",
             delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines) | arriving,

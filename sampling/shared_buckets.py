@@ -49,6 +49,18 @@ def bucket_bytes_on(device: torch.device) -> int:
     return GPU_BUCKET_BYTES if device.type == "cuda" else BUCKET_BYTES
 
 
+_made: dict[tuple[str, int], torch.Tensor] = {}
+"""Shared memory of GPUs, which is made once: torch does not free what a process that was killed had opened."""
+
+
+def _of_gpu(device: torch.device, size: int) -> torch.Tensor:
+    place = str(device), size
+    if place not in _made:
+        torch.cuda.empty_cache()  # so that it lies in no large block that others have left, and that it would keep
+        _made[place] = torch.empty(size, dtype=torch.uint8, device=device)
+    return _made[place]
+
+
 def sender_bytes(device_type: str) -> int:
     """Return what a delivery takes of the trainer's device at most: shared buckets, and on a GPU the digest of one."""
     if device_type == "cuda":
@@ -56,10 +68,17 @@ def sender_bytes(device_type: str) -> int:
     return NUM_SHARED * BUCKET_BYTES
 
 
-def receiver_bytes(largest: int) -> int:
-    """Return what it takes of an engine's GPU at most beside its weights, where they come by one: buckets, and the
-    `largest` tensor (bytes), which is put together there."""
-    return NUM_HELD * GPU_BUCKET_BYTES + largest + DeviceDigest.NUM_BYTES
+def receiver_bytes(vocabulary: int, hidden: int) -> int:
+    """Return what it takes of an engine's GPU at most beside its weights, where they come by one, in bf16: buckets, the
+    embedding, which is put together there, and vLLM's (0.32) second one, into which it is loaded; where vLLM pads the
+    vocabulary it keeps what came until the end, the head's too."""
+    largest = 2 * vocabulary * hidden
+    return NUM_HELD * GPU_BUCKET_BYTES + (3 if vocabulary % 64 else 2) * largest + DeviceDigest.NUM_BYTES
+
+
+def kept_bytes(num_engines: int) -> int:
+    """Return what trainer and engines keep of one GPU between deliveries."""
+    return (NUM_SHARED + num_engines * NUM_HELD) * GPU_BUCKET_BYTES
 
 
 class SharedBuckets:
@@ -74,7 +93,7 @@ class SharedBuckets:
         """Return buckets of `size` bytes there. Raises OSError, RuntimeError where there is no room."""
         size = NUM_SHARED * (-(-max(size, _MARK) // 16) * 16)
         if device.type == "cuda":
-            made = cls(torch.empty(size, dtype=torch.uint8, device=device))
+            made = cls(_of_gpu(device, size))
         else:
             file, path = tempfile.mkstemp(prefix="weights-", dir=_FOLDER)
             try:

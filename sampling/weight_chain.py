@@ -108,6 +108,19 @@ class ChainEnd:
             except OSError as error:
                 raise StreamBroken(f"rank {self.rank + 1} is gone ({line_of(error)})") from None
 
+    def _learn(self, key: str) -> str:
+        """Return what another end says in the store. Raises StreamBroken as `_write`, and where a neighbour is gone."""
+        began = time.monotonic()
+        while True:
+            try:
+                self._store.wait([key], GLANCE)
+                return str(self._store.get(key).decode())
+            except (RuntimeError, AttributeError):
+                self._check_others(began)
+                for connection in filter(None, (self._before, self._behind)):
+                    if _is_closed(connection):
+                        raise StreamBroken("another end is gone") from None
+
     def _read_into(self, connection: socket.socket | None, bytes_: memoryview, whose: int) -> int:
         """Return how many bytes came of rank `whose`, one at least. Raises StreamBroken as `_write`."""
         moved = time.monotonic()
@@ -154,6 +167,16 @@ class ChainEnd:
         for connection in filter(None, (self._before, self._behind)):
             connection.close()
         self._before, self._behind, self._store, self._shared = None, None, None, None
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Say whether nothing will come of the other side any more."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def open_door(address: str) -> socket.socket:

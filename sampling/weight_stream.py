@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 import torch.distributed
 
-from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, bucket_bytes_on, places_of
+from espalier.sampling.shared_buckets import NUM_SHARED, Handle, SharedBuckets, bucket_bytes_on, places_of
 from espalier.sampling.weight_buckets import (
     BUCKET_BYTES,
     Bucket,
@@ -86,24 +86,31 @@ class WeightSender(ChainEnd):
     def _share(self, store: Any) -> None:
         """Have all ends open the same buckets, where they are on one device and can."""
         ends = range(1, self.invitation.world_size)
-        theirs = [json.loads(store.get(f"places/{rank}")) for rank in ends]
+        theirs = [json.loads(self._learn(f"places/{rank}")) for rank in ends]
         common = [device for place, device in places_of(self.device).items() if all(place in one for one in theirs)]
-        shared, size = None, self.bucket_bytes or BUCKET_BYTES
-        if common:
-            size = self.bucket_bytes or bucket_bytes_on(common[0])
-            try:
+        shared: SharedBuckets | None = None
+        handles: list[Handle | None] = [None for _ in ends]
+        try:
+            if common:
+                size = self.bucket_bytes or bucket_bytes_on(common[0])
                 shared = SharedBuckets.make(common[0], size + 1)
-            except (OSError, RuntimeError) as error:
-                log.warning("weights take the way over connections: %s", line_of(error))
-        for rank in ends:
-            store.set(f"shared/{rank}", json.dumps(shared.handle() if shared else None))
-        failed = [line for rank in ends if (line := store.get(f"opened/{rank}").decode())]
-        if shared:
-            shared.hide()
+                handles = [shared.handle() for _ in ends]
+        except (OSError, RuntimeError) as error:  # no room, or an allocator whose memory nobody else can open
+            log.warning("weights take the way over connections: %s", line_of(error))
+            handles = [None for _ in ends]
+        try:
+            for rank, handle in zip(ends, handles, strict=True):
+                store.set(f"shared/{rank}", json.dumps(handle))
+            failed = [line for rank in ends if (line := self._learn(f"opened/{rank}"))]
+        finally:
+            if shared is not None:
+                shared.hide()
         if failed:
             log.warning("weights take the way over connections: an engine cannot share memory (%s)", failed[0])
-        self._shared = None if failed else shared
-        self.bucket_bytes = size if self.is_shared else self.bucket_bytes or BUCKET_BYTES
+        if shared is not None and all(handles) and not failed:
+            self._shared, self.bucket_bytes = shared, size
+        else:
+            self.bucket_bytes = self.bucket_bytes or BUCKET_BYTES
 
     def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         """Send the weights, in the order of `kinds` and rounded to its dtypes, and return when all ends have read them;
@@ -187,7 +194,7 @@ class WeightReceiver(ChainEnd):
 
     def _open_shared(self, store: Any, device: torch.device | None) -> None:
         store.set(f"places/{self.rank}", json.dumps([*places_of(device)]))
-        handle, line = json.loads(store.get(f"shared/{self.rank}")), ""
+        handle, line = json.loads(self._learn(f"shared/{self.rank}")), ""
         try:
             if handle is not None:
                 assert device is not None

@@ -45,8 +45,10 @@ RESULT = RESULTS / "gpu_check.json"
 ENDED = "it was ended by a signal"
 
 
-class Ended(BaseException):
-    """SIGTERM came."""
+class Ended:
+    """Whether SIGTERM came."""
+
+    is_asked = False
 
 
 def device() -> str:
@@ -69,13 +71,13 @@ def run_part(name: str, gpu: str, output: Path, seconds: float = SECONDS) -> dic
             process = subprocess.Popen([*command, *(["--rehearse"] if is_rehearsal else [])], stdout=file,
                                        stderr=subprocess.STDOUT, start_new_session=True, env=environment)  # fmt: skip
             try:
-                code = process.wait(seconds)
+                code = wait_for(process, seconds)
                 last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
                 found["error"] = "" if code == 0 else (last or [f"exit code {code}"])[0][-300:]
-            except subprocess.TimeoutExpired:
-                found["error"] = f"it was not done after {seconds:g} seconds and was ended"
-            except Ended:
-                found["error"] = ENDED
+                if code is None:
+                    found["error"] = f"it was not done after {seconds:g} seconds and was ended"
+                if code is None and Ended.is_asked:
+                    found["error"] = ENDED
             finally:
                 end_session(process)
         if answer.is_file():
@@ -83,6 +85,17 @@ def run_part(name: str, gpu: str, output: Path, seconds: float = SECONDS) -> dic
     found["seconds"] = round(time.monotonic() - started, 1)
     write_json(output / f"{name}.json", found)
     return found
+
+
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return its exit code; None where it is not done by then, or this command is to end."""
+    deadline = time.monotonic() + seconds
+    while not Ended.is_asked and (left := deadline - time.monotonic()) > 0:
+        try:
+            return process.wait(min(left, 0.5))
+        except subprocess.TimeoutExpired:
+            continue
+    return process.poll()
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
@@ -138,8 +151,7 @@ def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]
 
 
 def _end(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Ended
+    Ended.is_asked = True
 
 
 def main() -> None:
@@ -169,7 +181,7 @@ def main() -> None:
         documents[name] = newest(documents.get(name), part)
         failed = failed or bool(part["error"])
         print(f"gpu_check: {name}: {part['error'] or 'done'}, {part['seconds']} s", file=sys.stderr, flush=True)
-        if part["error"] == ENDED:
+        if Ended.is_asked:
             break
     found = [documents[name] for name in PARTS if name in documents]
     columns, rows = table_of(found)

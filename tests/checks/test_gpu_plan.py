@@ -32,8 +32,9 @@ ONE_GPU = Sharing(
     row=1024,
     utilization=0.5,
 )
-# an engine's: two buckets of 32 MiB, the embedding in bf16, and the digest's 4 x 8 bytes of 2^20 words
-ARRIVING = {"weights that arrive": 67_108_864 + 272_269_312 + 33_554_432}
+# an engine's: two buckets of 32 MiB, the embedding in bf16 twice, and the digest's 4 x 8 bytes of 2^20 words
+ARRIVING = {"weights that arrive": 67_108_864 + 2 * 272_269_312 + 33_554_432}
+KEPT = {"buckets of deliveries": 2 * 67_108_864}
 ONE_GPU_CONFIG = "exp/ppo/grpo_gsm8k_one_gpu"
 
 
@@ -61,13 +62,13 @@ def test_the_shape_and_the_number_of_parameters_are_those_of_the_network() -> No
 def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_awake() -> None:
     plan = gpu_plan(ONE_GPU, 24 * GIB)
     rest = {"weights": 1_976_131_072, "moments": 3_952_262_144, "contexts": 1_073_741_824}
-    assert phase(plan, "rollouts") == rest | {"engines": 12_884_901_888}  # half of the GPU
+    assert phase(plan, "rollouts") == rest | KEPT | {"engines": 12_884_901_888}  # half of the GPU
     assert phase(plan, "start-up proof") == {
         **rest, **ARRIVING, "perturbed copy": 1_976_131_072, "delivery buffers": 8, "engines": 12_884_901_888,
         "scores": 3_111_649_280,  # 20 bytes of each of 1,024 x 151,936 logits of one canary
     }  # fmt: skip
     update = phase(plan, "update")
-    assert update == rest | {
+    assert update == rest | KEPT | {
         # 8,192 tokens: 24 inputs of 4 x 896; a layer of 13 x 896 x 2 - see tests/training/test_memory_plan.py
         "activations": activation_bytes(QWEN, ONE_GPU.setup),
         "scores": 1_073_741_824,  # 4 x 2^28, a chunk of 4,096 x 151,936
@@ -76,11 +77,11 @@ def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_a
     }
     assert phase(plan, "delivery") == rest | ARRIVING | {"engines' weights": 988_065_536, "delivery buffers": 8}
     assert plan.peak.name == "start-up proof"
-    assert plan.peak.certain_bytes == 12_884_901_888 + 4 * 1_976_131_072 + 8 + 372_932_608
+    assert plan.peak.certain_bytes == 12_884_901_888 + 4 * 1_976_131_072 + 8 + 645_201_920
     # the share less 2 P of weights and 1 GiB of work; a token: 2 x 24 layers x 2 heads x 64 numbers of 2 bytes
     assert plan.cache == 12_884_901_888 - 988_065_536 - GIB == 10_823_094_528
     assert plan.cache_tokens == 10_823_094_528 // 12_288 == 880_785
-    assert plan.largest_share == 0.51  # (24 GiB - 12,462,848,008) / 24 GiB
+    assert plan.largest_share == 0.50  # (24 GiB - 12,735,117,320) / 24 GiB
     awake = gpu_plan(replace(ONE_GPU, sleeps=False), 24 * GIB)
     assert phase(awake, "update") == update | {"engines": 12_884_901_888}
     assert awake.peak.name == "update"
@@ -93,6 +94,12 @@ def test_several_engines_on_a_gpu_and_engines_that_are_cut() -> None:
     assert phase(two, "rollouts")["contexts"] == 3 * GIB // 2
     halves = gpu_plan(replace(ONE_GPU, cut=2), 24 * GIB)
     assert phase(halves, "delivery")["engines' weights"] == P
+    assert not {*ARRIVING, *KEPT} & {
+        name for one in halves.phases for name in one.parts
+    }  # through the machine's memory
+    assert phase(two, "rollouts")["buckets of deliveries"] == 3 * 67_108_864
+    padded = replace(ONE_GPU, setup=replace(ONE_GPU.setup, networks=(Network(replace(QWEN, vocabulary=151_937), P),)))
+    assert phase(gpu_plan(padded, 24 * GIB), "delivery")["weights that arrive"] == 100_663_296 + 6 * 151_937 * 896
 
 
 def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,10 +107,10 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
         sharing = replace(ONE_GPU, setup=replace(ONE_GPU.setup, **{} if setup is None else setup), **changes)
         return check_plan(gpu_plan(sharing, int(gib * GIB)), sharing)
 
-    assert "the most is taken in the start-up proof: 23.61 GiB, 19.71 of it certain, of 24.00 GiB" in check(24)
+    assert "the most is taken in the start-up proof: 23.86 GiB, 19.96 of it certain, of 24.00 GiB" in check(24)
     with pytest.raises(
         CheckFailed,
-        match=r"set client\.options\.gpu_memory_utilization=0\.03 at most, an update.micro_batch_size below 8",
+        match=r"set client\.options\.gpu_memory_utilization=0\.01 at most, an update.micro_batch_size below 8",
     ):
         check(12, utilization=0.5)
     with pytest.raises(CheckFailed, match=r"of 8\.00 GiB: set an update.micro_batch_size below 8"):  # no share would do

@@ -1,8 +1,11 @@
 """Memory that a trainer and engines share: who cannot open it gets the weights otherwise, and nothing is left over."""
 
 import errno
+import json
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,10 @@ import pytest
 import torch
 
 from espalier.sampling import shared_buckets, weight_stream
+from espalier.sampling.client import LOOPBACK
 from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, places_of
 from espalier.sampling.weight_buckets import kinds_of
-from espalier.sampling.weight_chain import Invitation
+from espalier.sampling.weight_chain import Invitation, StreamBroken
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 from tests.sampling.test_weight_stream import CPU, streamed
 
@@ -104,6 +108,48 @@ def test_where_there_is_no_room_for_it_weights_go_over_connections(
     assert not is_shared
     check(rows)
     assert "No space left on device" in caplog.text
+    assert left_over() == before
+
+
+def test_where_its_memory_has_no_handle_weights_go_over_connections(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(_: SharedBuckets) -> Any:
+        raise RuntimeError("cudaMallocAsync does not yet support shareIpcHandle")
+
+    before = left_over()
+    monkeypatch.setattr(SharedBuckets, "handle", handle)
+    with caplog.at_level(logging.WARNING):
+        is_shared, rows = delivered()
+    assert not is_shared
+    check(rows)
+    assert "does not yet support shareIpcHandle" in caplog.text
+    assert left_over() == before
+
+
+def test_an_engine_that_is_lost_while_it_opens_it_ends_the_wait_at_once_and_leaves_no_file() -> None:
+    before, started = left_over(), time.monotonic()
+
+    class Lost(WeightReceiver):
+        def _open_shared(self, store: Any, device: torch.device | None) -> None:
+            store.set(f"places/{self.rank}", json.dumps([*shared_buckets.places_of(device)]))
+            self._learn(f"shared/{self.rank}")
+            self.close()
+            raise StreamBroken("lost")
+
+    sender = WeightSender(LOOPBACK, 1, device=CPU)
+
+    def join() -> None:
+        with pytest.raises(StreamBroken):
+            Lost(sender.invitation, 1, CPU)
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    with pytest.raises(StreamBroken, match="another end is gone"):
+        sender.join()
+    joining.join()
+    sender.close()
+    assert time.monotonic() - started < 10  # of 120
     assert left_over() == before
 
 
