@@ -190,6 +190,7 @@ class Iteration:
             self.policy.adapt_penalty(experience)
             if self.reward_scaling is not None:
                 self.reward_scaling.keep()
+            self.watch.keep()
         return updated
 
     def _measured(

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 
 from espalier.rl.experience import RowScorer
-from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.manifest import write_folder
@@ -98,13 +97,23 @@ class Learner(Protocol):
         """Write its model folders at the end of a run."""
 
 
+class Remembers(Protocol):
+    """What a run knows from its iterations so far, alike on every rank."""
+
+    def save(self, folder: Path) -> None:
+        """Write it; called on rank 0."""
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote. Raises BadCheckpoint."""
+
+
 @dataclass
 class RunState:
-    """The state of all learners, and of the rewards' scale where it is theirs so far, saved and resumed as one;
-    implements `training.checkpoint.HasState`."""
+    """The state of all learners and of what remembers the iterations before, saved and resumed as one; implements
+    `training.checkpoint.HasState`."""
 
     learners: Sequence[Learner]
-    reward_scaling: RewardScaling | None = None
+    memories: Sequence[Remembers] = ()
 
     @property
     def resumes_on_any_ranks(self) -> bool:
@@ -118,8 +127,9 @@ class RunState:
                 (folder / learner.folder).mkdir(exist_ok=True)
             barrier()
             learner.save_state(folder / learner.folder)
-        if self.reward_scaling is not None and is_main_rank():
-            self.reward_scaling.save(folder)
+        if is_main_rank():
+            for memory in self.memories:
+                memory.save(folder)
 
     def load_state(self, folder: Path) -> None:
         """What `save_state` wrote. Raises BadCheckpoint where one has a critic, say, and the other has none."""
@@ -130,8 +140,8 @@ class RunState:
                 raise BadCheckpoint(f"{folder} has {has} {name}: choose another output_dir")
         for learner in self.learners:
             learner.load_state(folder / learner.folder)
-        if self.reward_scaling is not None:
-            self.reward_scaling.load(folder)
+        for memory in self.memories:
+            memory.load(folder)
 
 
 def write_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:

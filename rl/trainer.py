@@ -131,7 +131,8 @@ class Trainer(Iteration):
 
     @property
     def _state(self) -> RunState:
-        return RunState(self.update.learners, self.reward_scaling)
+        scaling = [self.reward_scaling] if self.reward_scaling is not None else []
+        return RunState(self.update.learners, [*scaling, self.watch])
 
     def _is_budget_spent(self, done: int) -> bool:
         """Say whether the iterations so far end the training by what they cost."""

@@ -9,9 +9,11 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
@@ -43,6 +45,7 @@ _WARN_RATIO = 0.6  # of what the engine may differ
 _SURPRISE = 0.02  # nats per token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
+_LOOKS = "rounding.safetensors"
 _FEWEST = 64  # tokens that say something of a mean, where others are left out
 
 
@@ -87,6 +90,8 @@ class Watch:
     """Of rows looked at last; without log-probs where rounding changes nothing."""
     _roundings: list[tuple[int, torch.Tensor]] = field(default_factory=list, init=False)
     """Rollouts of a look and their differences [R] by rounding, of the looks that are not too old, the newest last."""
+    _kept: list[tuple[int, torch.Tensor]] = field(default_factory=list, init=False)
+    """The same, as it was when something was last learnt."""
     _own: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool), init=False)
     """[N, T] of the rollouts looked at last: tokens that the version to be trained drew itself."""
     _is_drifting: bool = field(default=False, init=False)
@@ -157,6 +162,24 @@ class Watch:
             self._warn_of_drift(gap, rounding)
         more = share if self.config.rollout.max_staleness else {}
         return more | {f"engine/{name}": value for name, value in found.items()}
+
+    def keep(self) -> None:
+        """Remember the looks so far: an iteration that a signal ends before anything is learnt is made again by the
+        resume."""
+        self._kept = self._roundings
+
+    def save(self, folder: Path) -> None:
+        """What rounding made of the looks that are kept."""
+        looks = {
+            f"{place:02d}.{rows}": differences.contiguous() for place, (rows, differences) in enumerate(self._kept)
+        }
+        save_file(looks, folder / _LOOKS)
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote; nothing from a checkpoint of before it did."""
+        path = folder / _LOOKS
+        found = load_file(path) if path.is_file() else {}
+        self._kept = self._roundings = [(int(name.partition(".")[2]), found[name]) for name in sorted(found)]
 
     def check_kl(self, per_token: float) -> None:
         """The policy's distance from its reference, before the update. Raises ProbeFailed."""

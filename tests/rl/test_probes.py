@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -375,6 +376,34 @@ def test_log_probs_of_the_neighbouring_token_are_named(tiny_policy: Path, by: in
         return [*found[by:], *found[:by]]
 
     assert kind_of(model, say) == SHIFT
+
+
+def test_what_rounding_made_of_the_looks_before_is_kept_with_a_checkpoint(tiny_policy: Path, tmp_path: Path) -> None:
+    """A resumed run says the same of rounding as one that was not stopped; what was not learnt from is looked at
+    again."""
+    model = sharp_policy(tiny_policy)
+
+    def of_look(watch: Watch, shift: float) -> float:
+        rows = torch.full((6, 4), -1.0)
+        experience = cast(Any, SimpleNamespace(old_logprobs=rows, response_mask=torch.ones(6, 4, dtype=torch.bool)))
+        return watch._pooled(experience, slice(0, 6), rows - shift).mean
+
+    config = RLConfig(precision="bf16")
+    straight, stopped, resumed = (Watch(config, model, PARAMS, Tokens()) for _ in range(3))
+    for watch in (straight, stopped):
+        of_look(watch, 0.1)
+        of_look(watch, 0.3)
+        watch.keep()
+    of_look(stopped, 9.0)  # the signal comes before anything is learnt from it
+    stopped.save(tmp_path)
+    resumed.load(tmp_path)
+    assert of_look(resumed, 0.2) == of_look(straight, 0.2) == pytest.approx(0.2)
+    fresh = Watch(config, model, PARAMS, Tokens())
+    fresh.save(tmp_path)
+    fresh.load(tmp_path)
+    assert fresh._roundings == []
+    (tmp_path / "before").mkdir()
+    fresh.load(tmp_path / "before")  # a checkpoint of a version that kept none
 
 
 def test_a_bos_that_the_engine_adds_is_named(tiny_policy: Path) -> None:
