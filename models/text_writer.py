@@ -6,15 +6,19 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
+from espalier.data.records import BadInput
 from espalier.models.load import BadModel, check_model_folder, load_end_ids, load_tokenizer, max_length_of
 
 
 class TextWriter:
     """The network of a folder with its own tokenizer; `max_tokens` of a continuation. At `temperature` 0 it writes the
     likeliest token, above it draws from all, for each prompt with random numbers of its own: whatever stands beside it,
-    and without touching torch's. Raises BadModel on a folder that is no language model."""
+    and without touching torch's. Raises BadModel on a folder that is no language model, BadInput on a temperature below
+    0."""
 
     def __init__(self, path: str, max_tokens: int, batch_size: int, temperature: float = 0.0):
+        if temperature < 0:
+            raise BadInput(f"reward.forecasts.extractor.temperature must be 0 (greedy) or more, got {temperature:g}")
         check_model_folder(path)
         self.path, self.max_tokens, self.batch_size, self.temperature = path, max_tokens, batch_size, temperature
         self.tokenizer = load_tokenizer(path)

@@ -26,7 +26,7 @@ import torch
 from espalier.data.answers.short_answers import golds
 from espalier.data.answers.stated_answers import Forecast, stated_forecast
 from espalier.data.records import BadInput, Problem, Trajectory
-from espalier.rewards.score import ChecksProblems, Score, ScoreRange
+from espalier.rewards.score import ChecksProblems, HoldsEngines, Score, ScoreRange
 
 SCORES = ("brier", "log")
 _SMALLEST = 1e-4
@@ -110,6 +110,11 @@ class LinguisticCalibrationReward:
     def networks(self) -> dict[str, Any]:
         """None that is given the policy's ids: readers are given texts."""
         return {}
+
+    def close(self) -> None:
+        """End the reader's engines, where it has some."""
+        if isinstance(self.forecasts, HoldsEngines):
+            self.forecasts.close()
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem without a gold answer, and on one that the reader does not know."""

@@ -3,12 +3,12 @@ the paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections 
 
 The extracting model is a language model trained on `problems/import_calibration_data stage.target=extraction`, the
 forecaster an outcome reward model trained on `target=forecasting`; both are asked with the texts of their training
-(`data.reader_prompts`) in their own tokenizers. Extraction samples at `temperature`, 0.3 in the published runs.
+(`data.reader_prompts`) in their own tokenizers. Extraction samples at a temperature of 0.3 in the published runs.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,13 +25,13 @@ from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import scores_from_logits
 from espalier.models.text_writer import TextWriter
 from espalier.rewards.process import row_logits
-from espalier.rewards.score import Score, ScoreRange
+from espalier.rewards.score import HoldsEngines, Score, ScoreRange
 
 
 class TextScorer:
     """A scalar head that is read at the end of a text behind a prompt, in its own tokenizer."""
 
-    def __init__(self, path: str, batch_tokens: int, attention: str):
+    def __init__(self, path: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.path, self.batch_tokens = path, batch_tokens
         self.model: Any = load_frozen_reward(path, RESPONSES, attention).eval()
         self.tokenizer = load_tokenizer(path)
@@ -79,36 +79,37 @@ class Questions:
                                "from file to file")  # fmt: skip
 
 
-class ModelForecasts:
-    """Forecasts of responses in free words (`rewards.calibration.Forecasts`). `problems`: a file of them, for their
-    questions. A list of answers that does not end within `max_tokens` offers nothing, as a response that was cut.
-    `temperature` of the extraction, 0: greedy; BadInput below."""
+class WritesTexts(Protocol):
+    """What lists answers: `models.text_writer.TextWriter` in this process, `rewards.asked_writer.AskedWriter` through
+    engines."""
 
-    def __init__(
-        self,
-        extractor: str,
-        forecaster: str,
-        problems: str,
-        max_tokens: int = 300,
-        batch_size: int = 16,
-        batch_tokens: int = 16384,
-        attention: str = "auto",
-        temperature: float = 0.0,
-    ):
-        if temperature < 0:
-            raise BadInput(f"reward.forecasts.temperature must be 0 (greedy) or more, got {temperature:g}")
+    def __call__(self, prompts: Sequence[str]) -> list[str | None]:
+        """Return continuations, in order; None where one did not end."""
+
+
+class ModelForecasts:
+    """Forecasts of responses in free words (`rewards.calibration.Forecasts`). `extractor` lists the answers, of which
+    `forecaster` says how probable each is; `problems`: a file of them, for their questions. A list of answers that does
+    not end offers nothing, as a response that was cut."""
+
+    def __init__(self, extractor: WritesTexts, forecaster: TextScorer, problems: str):
         self.questions = Questions(problems)
-        self.writer = TextWriter(extractor, max_tokens, batch_size, temperature)
-        self.scorer = TextScorer(forecaster, batch_tokens, attention)
+        self.writer, self.scorer = extractor, forecaster
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise BadInput on a problem whose question is not there."""
         self.questions.check_problems(problems)
 
     def to(self, device: torch.device) -> None:
-        """Move both networks."""
-        self.writer.model.to(device)  # type: ignore[arg-type]
+        """Move the networks of this process."""
+        if isinstance(self.writer, TextWriter):
+            self.writer.model.to(device)  # type: ignore[arg-type]
         place(self.scorer.model, device)
+
+    def close(self) -> None:
+        """End the extractor's engines, where it has some."""
+        if isinstance(self.writer, HoldsEngines):
+            self.writer.close()
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Forecast]:
         """Extract, then forecast every answer and the gold (the first of its names), offered or not, as published. A

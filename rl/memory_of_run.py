@@ -68,11 +68,20 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
 
 
 def read_networks(nodes: Any) -> Iterator[str]:
-    """Return the folders of the networks that components below the nodes read; of two policies both."""
-    for path in model_paths(nodes):
+    """Return the folders of the networks that components below the nodes read in this process; of two policies both."""
+    for path in model_paths(_without_engines(nodes)):
         yield path
         if is_log_ratio_reward(path) and Path(path, REFERENCE).is_dir():
             yield str(Path(path, REFERENCE))
+
+
+def _without_engines(node: Any) -> Any:
+    """Return the node without components that have their networks in engines, or on a server."""
+    if isinstance(node, dict):
+        if node.get("asking") or node.get("engines"):
+            return {}
+        return {name: _without_engines(value) for name, value in node.items()}
+    return [_without_engines(value) for value in node] if isinstance(node, list) else node
 
 
 def warn_of_learner_memory(config: RLConfig, num_ranks: int) -> None:

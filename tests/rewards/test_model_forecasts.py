@@ -1,10 +1,14 @@
 """Readers that are models: asked with the texts of their training, in order, and no failure becomes a number."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from espalier.data.asked_texts import AskedText, WrittenText
 from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples
 from espalier.data.jsonl import write_records
 from espalier.data.reader_prompts import NO_ANSWER, extraction_prompt, forecast_prompt, read_answers, write_answers
@@ -14,9 +18,10 @@ from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.text_writer import TextWriter, _Draws
 from espalier.models.tiny import build_tiny
+from espalier.rewards.asked_writer import AskedWriter
 from espalier.rewards.calibration import LinguisticCalibrationReward
 from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, Questions, TextScorer
-from espalier.rewards.score import HoldsModels
+from espalier.rewards.score import HoldsEngines, HoldsModels
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +99,7 @@ def test_a_temperature_draws_the_same_for_the_same_prompts_and_leaves_torchs_ran
     prompts = ["Who sang?", "Who sang? It was Ana, or else Ben.", "Ben"]
     assert writer(prompts) == [writer([prompt])[0] for prompt in prompts], "whatever stands beside a prompt"
     with pytest.raises(BadInput, match=r"temperature must be 0 \(greedy\) or more, got -1"):
-        ModelForecasts("x", "y", "z", temperature=-1)
+        TextWriter(str(folder / "policy"), 12, 2, -1.0)
 
 
 def test_draws_have_the_probabilities_of_the_softmax() -> None:
@@ -105,6 +110,52 @@ def test_draws_have_the_probabilities_of_the_softmax() -> None:
     wanted = torch.softmax(logits / 2, -1)
     shares = torch.bincount(drawn, minlength=4) / 4000
     assert bool(((shares - wanted).abs() < 4 * (wanted * (1 - wanted) / 4000).sqrt()).all())
+
+
+class Answering:
+    """Writes what it is given to, in turn; keeps what it was asked."""
+
+    def __init__(self, answers: list[list[WrittenText] | None]):
+        self.answers, self.asked, self.opened, self.is_closed = answers, list[AskedText](), [], False
+
+    def open(self, model: str, text: str, ids: list[int]) -> None:
+        self.opened.append((model, text, ids))
+
+    def texts(self, asked: Sequence[AskedText]) -> list[list[WrittenText] | None]:
+        self.asked += asked
+        return [self.answers.pop(0) for _ in asked]
+
+    def next_logprobs(self, rows: Sequence[list[int]]) -> list[dict[int, float] | None]:
+        raise AssertionError("not asked for")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_an_engine_that_extracts_is_asked_in_its_own_tokens_and_a_list_without_an_end_is_none(folder: Path) -> None:
+    asking = Answering([[WrittenText("Ana; Ben", True)], [WrittenText("Ana", False)], [WrittenText("", True)]])
+    writer = AskedWriter(str(folder / "policy"), asking)
+    assert writer([]) == []
+    assert asking.opened == []
+    prompts = ["Who sang?", "Who sang?", "Ben"]
+    assert writer(prompts) == ["Ana; Ben", None, ""]
+    tokenizer = load_tokenizer(str(folder / "policy"))
+    assert [one.ids for one in asking.asked] == [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    assert len({one.id for one in asking.asked}) == 3  # of two that are alike too
+    plain = tokenizer("Who sang?", add_special_tokens=False)["input_ids"]
+    assert asking.opened == [(str(folder / "policy"), "Who sang?", plain)]
+    asking.answers = [None]
+    with pytest.raises(BadInput, match=r"a prompt of \d+ tokens is refused where it is asked"):
+        writer(["Ben"])
+    reader = ModelForecasts(writer, TextScorer(str(folder / "scorer")), str(folder / "problems.jsonl"))
+    reward = LinguisticCalibrationReward(reader)
+    reward.to(torch.device("cpu"))
+    assert isinstance(reward, HoldsEngines)
+    reward.close()
+    assert asking.is_closed
+    many = SimpleNamespace(params=SimpleNamespace(n=4))
+    with pytest.raises(BadInput, match=r"asking\.params\.n=4: one list of answers is read"):
+        AskedWriter(str(folder / "policy"), cast(Any, many))
 
 
 def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Path) -> None:
@@ -132,9 +183,8 @@ def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Pa
 def test_forecasts_are_of_the_offered_answers_and_of_the_golds_first_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = ModelForecasts(
-        str(folder / "policy"), str(folder / "scorer"), str(folder / "problems.jsonl"), max_tokens=4
-    )
+    writer = TextWriter(str(folder / "policy"), 4, 16)
+    reader = ModelForecasts(writer, TextScorer(str(folder / "scorer")), str(folder / "problems.jsonl"))
     LinguisticCalibrationReward(reader).to(torch.device("cpu"))
     monkeypatch.setattr(
         reader, "writer", lambda prompts: ["Ana; Ben" if "Who sang?" in row else None for row in prompts]

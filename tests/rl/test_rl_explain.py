@@ -152,6 +152,14 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
     prm = network_of(str(tmp_path / "prm")).shape
     halves = (prm.parameters + prm.vocabulary * prm.hidden) // 2
     assert planned("process", "reward.terms.process.path", tmp_path / "prm") == halves
+    assert planned("process_by_engines", "reward.terms.process.path", tmp_path / "prm") == 0
+    assert planned("step_verdicts", "reward.terms.process.verdicts.path", tiny_policy) == 0
+    reads = [f"reward.forecasts.forecaster.path={tmp_path / 'prm'}", "reward.forecasts.problems=P"]
+    for reward, held in (("linguistic_calibration_models", whole.parameters), ("linguistic_calibration_engines", 0)):
+        given = [f"model.path={tiny_policy}", "output_dir=D", "task.path=P", f"reward={reward}", *reads]
+        given.append(f"reward.forecasts.extractor.path={tiny_policy}")
+        config = compose_config(RLConfig, "exp/ppo/linguistic_calibration", given)
+        assert rl_setup(config, 1, is_gpu=True).frozen == halves + held
 
 
 def test_a_learner_asks_its_memory_plan_before_it_loads_a_network(

@@ -156,8 +156,8 @@ CALIBRATION = {
     "evaluation.every": 20, "checkpoints.save_every": 20,
     "critic.learning_rate": 1e-5, "critic.warmup_steps": 5, "critic.schedule": "linear", "critic.clip_range": 0.2,
     "critic.loss_coefficient": 0.1, "critic.model.source": "reward_model_body", "critic.form": "linear",
-    "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0, "reward.forecasts.max_tokens": 300,
-    "reward.forecasts.temperature": 0.3,
+    "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0,
+    "reward.forecasts.extractor.max_tokens": 300, "reward.forecasts.extractor.temperature": 0.3,
 }  # fmt: skip
 """Band et al. 2024: one optimizer for policy and critic there, two of one schedule here."""
 RESTEM = {
@@ -197,7 +197,7 @@ def test_a_published_rl_recipe_has_its_published_values(name: str) -> None:
 
 
 def test_linguistic_calibration_and_its_baseline_have_their_published_values() -> None:
-    for name, reader in (("", "reward.forecasts.forecaster"), ("_factuality", "reward.path")):
+    for name, reader in (("", "reward.forecasts.forecaster.path"), ("_factuality", "reward.path")):
         config = composed(f"exp/ppo/linguistic_calibration{name}", f"{reader}=E")
         wanted = {key: value for key, value in CALIBRATION.items() if not name or not key.startswith("reward.")}
         assert values_of(config, iter(wanted)) == wanted

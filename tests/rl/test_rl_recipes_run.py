@@ -24,6 +24,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tiny
+from espalier.rewards.asked_writer import AskedWriter
 from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.run_dir import open_run_dir
@@ -113,7 +114,7 @@ def overrides_of(recipe: str, models: Path, data: Path) -> list[str]:
     given = []
     for key in missing_keys(OmegaConf.to_container(config)):
         value: Any = {"output_dir": "named_below", "model.path": models / "policy", "task.path": data / "own",
-                      "task.kind": "marked_number", "reward.forecasts.extractor": models / "policy",
+                      "task.kind": "marked_number", "reward.forecasts.extractor.path": models / "policy",
                       "reward.terms.verifier.path": models / "policy",
                       "reward.terms.verifier.form.path": models / "policy",
                       "reward.terms.process.verdicts.path": models / "policy"}.get(key, models / "prm")  # fmt: skip
@@ -178,6 +179,31 @@ def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
     row = check_run(tmp_path / "run")
     # an untrained verifier writes no verdict, and all rewards are alike
     assert row["update/grad_norm"] > 0 or recipe == "grpo_rationales_word_arithmetic"
+
+
+@pytest.mark.server
+def test_answers_are_extracted_by_an_engine(
+    models: Path, data: Path, server: AnsweringServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of the reward's own, for real; what an untrained model writes is no list, and rarely ends."""
+    recipe = "linguistic_calibration"
+    given = [one for one in overrides_of(recipe, models, data) if one != "output_dir=named_below"]
+    own = ["reward=linguistic_calibration_engines", "reward.forecasts.extractor.asking.client.num_engines=1",
+           "reward.forecasts.extractor.asking.params.max_tokens=16"]  # fmt: skip
+    composed_config = compose_config(RLConfig, f"exp/ppo/{recipe}", [*own, *given, f"output_dir={tmp_path}/run"])
+    config = shortened(composed_config, server.url)
+    asked: list[list[str | None]] = []
+    write = AskedWriter.__call__
+    monkeypatch.setattr(
+        AskedWriter, "__call__", lambda self, prompts: asked.append(found := write(self, prompts)) or found
+    )
+    task = build(config.task)
+    problems = [*task.problems("train"), *task.problems("dev")]
+    server.learn(task, problems, lambda problem, gold: solution(task, problem, gold))
+    run(config)
+    assert list((tmp_path / "run").glob("extractor*.log"))
+    assert sum(map(len, asked)) > 0
+    assert check_run(tmp_path / "run")["update/grad_norm"] > 0
 
 
 def check_run(run_dir: Path) -> dict[str, float]:
