@@ -10,8 +10,10 @@ knows; within a step's index, so that a score that only knows that later steps a
 values come from the policy's own probabilities (`values.exact`). Right completions of a state are binomial given its
 value, so that labels of K completions are drawn from it as sampling would, `NUM_DRAWS` times. Reward models with a head
 are trained by the task's recipe on the first `--problems` of the train split, one on each kind of label, and have not
-seen the held-out ones; `--process-rewards` gives a finished run of scripts/process_rewards.sh besides, of the same
-policy. Best of 8 takes, of a problem's solutions, the one whose lowest inner score is highest (ties: their mean).
+seen the held-out ones: values as they are, and made hard, which is 1 where a state is worth half of its problem's
+prompt or more, or where any of its completions is right (the hard estimation of Math-Shepherd). `--process-rewards`
+gives a finished run of scripts/process_rewards.sh besides, of the same policy. Best of 8 takes, of a problem's
+solutions, the one whose lowest inner score is highest (ties: their mean).
 """
 
 import argparse
@@ -66,9 +68,10 @@ Scores = Mapping[StateKey, float]
 @dataclass(frozen=True)
 class Solutions:
     """Sampled solutions; by the state behind each of their inner steps its exact value, whether the solution is right
-    so far, and which step that is."""
+    so far, and which step that is. `prompts`: the exact value of each problem's prompt."""
 
     trajectories: list[Trajectory]
+    prompts: dict[str, float]
     values: dict[StateKey, float]
     is_right: dict[StateKey, bool]
     step: dict[StateKey, int]
@@ -100,16 +103,18 @@ def solved(name: str, policy: Path, split: str, num: int, folder: Path) -> Solut
             found = exact_values(load_policy(str(policy), "eager").eval(), load_tokenizer(str(policy)), task, problems,
                                  rows, ExactSettings(max_tokens=MAX_TOKENS))  # fmt: skip
         write_json(path, [[value.mid for value in row] for row in found.values])
+    prompts: dict[str, float] = {}
     values: dict[StateKey, float] = {}
     is_right: dict[StateKey, bool] = {}
     step: dict[StateKey, int] = {}
     for row, own in zip(rows, json.loads(path.read_text()), strict=True):
+        prompts[row.problem_id] = own[0]
         places = positions(task, problems[row.problem_id], row.steps, row.id)
         for number, key in enumerate(states_behind(row), 1):
             place = places[number - 1]
             values[key], step[key] = own[number], number
             is_right[key] = place is not None and place.is_right
-    return Solutions(rows, values, is_right, step)
+    return Solutions(rows, prompts, values, is_right, step)
 
 
 def drawn(values: Scores, num: int, rng: np.random.Generator) -> dict[StateKey, Count]:
@@ -122,10 +127,16 @@ def shares(counts: Mapping[StateKey, Count]) -> dict[StateKey, float]:
     return {key: count.num_correct / count.num_completions for key, count in counts.items()}
 
 
-def smoothed(solutions: Solutions, counts: Mapping[StateKey, Count]) -> dict[StateKey, float]:
-    """Return values that neighbours have shrunk (`values.smoothed`)."""
+def smoothed(solutions: Solutions, counts: Mapping[StateKey, Count]) -> tuple[dict[StateKey, float], dict[str, float]]:
+    """Return values that neighbours have shrunk (`values.smoothed`), of states and of prompts."""
     found = smoothed_values(solutions.trajectories, counts)
-    return {key: found[key].value for key in solutions.values}
+    prompts = {name: found[state_key(name, [])].value for name in solutions.prompts}
+    return {key: found[key].value for key in solutions.values}, prompts
+
+
+def hard(values: Scores, prompts: Mapping[str, float]) -> dict[StateKey, float]:
+    """Return 1 for a state that is worth half of its problem's prompt or more, else 0."""
+    return {key: float(value > 0 and value >= prompts[key[0]] / 2) for key, value in values.items()}
 
 
 def within_index(steps: Sequence[Mapping[str, Any]]) -> float:
@@ -215,18 +226,22 @@ def measure(task: str, policy: Path, folder: Path, num: tuple[int, int], run: Pa
     links[INDEX] = [{key: fmean(shares_of_index[number]) for key, number in dev.step.items()}]
     for k in KS:
         links[f"{k} completions"] = [shares(drawn(dev.values, k, rng)) for _ in range(NUM_DRAWS)]
-    links[f"{FEW} completions, smoothed"] = [smoothed(dev, drawn(dev.values, FEW, rng)) for _ in range(3)]
+    links[f"{FEW} completions, smoothed"] = [smoothed(dev, drawn(dev.values, FEW, rng))[0] for _ in range(3)]
     learnt = solved(task, policy, "train", num[0], folder)
-    few = drawn(learnt.values, FEW, rng)
+    few = shares(drawn(learnt.values, FEW, rng))
+    shrunk, of_prompts = smoothed(learnt, drawn(learnt.values, FEW, np.random.default_rng(1)))
     labels: dict[str, tuple[str, Scores]] = {
-        "truth": (f"head, trained on {TRUTH}", {key: float(right) for key, right in learnt.is_right.items()}),
-        "exact": ("head, trained on exact values", learnt.values),
-        "few": (f"head, trained on {FEW} completions", shares(few)),
-        "smoothed": (f"head, trained on {FEW} completions, smoothed", smoothed(learnt, few)),
+        "truth": (TRUTH, {key: float(right) for key, right in learnt.is_right.items()}),
+        "exact": ("exact values", learnt.values),
+        "exact_hard": ("exact values, hard", hard(learnt.values, learnt.prompts)),
+        "few": (f"{FEW} completions", few),
+        "few_hard": (f"{FEW} completions, hard", {key: float(value > 0) for key, value in few.items()}),
+        "smoothed": (f"{FEW} completions, smoothed", shrunk),
+        "smoothed_hard": (f"{FEW} completions, smoothed, hard", hard(shrunk, of_prompts)),
     }
     for kind, (title, own) in labels.items():
         model = trained(kind, own, learnt, policy, folder, task)
-        links[title] = [scores_by(model, folder, kind, dev, task)]
+        links[f"head, trained on {title}"] = [scores_by(model, folder, kind, dev, task)]
         print(f"{task}: {title}", file=sys.stderr, flush=True)
     if run is not None:
         links["the given run's reward model"] = [scores_by(run / "prm" / "model", folder, "given", dev, task)]

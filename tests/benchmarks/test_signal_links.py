@@ -7,9 +7,11 @@ from benchmarks.credit.signal_links import (
     Solutions,
     best_of_8,
     drawn,
+    hard,
     labelled,
     row_of,
     shares,
+    smoothed,
     states_behind,
     within_index,
 )
@@ -28,6 +30,7 @@ RIGHT, LATE, WRONG = solution(0, [1, 2, 3], True), solution(1, [1, 4, 3], False)
 VALUES = {(1,): 0.8, (1, 2): 0.9, (1, 4): 0.3, (5,): 0.4, (5, 6): 0.1}
 SOLUTIONS = Solutions(
     [RIGHT, LATE, WRONG],
+    {"p": 0.7},
     {state_key("p", ids): value for ids, value in VALUES.items()},
     {state_key("p", ids): ids in ((1,), (1, 2)) for ids in VALUES},
     {state_key("p", ids): len(ids) for ids in VALUES},
@@ -72,6 +75,14 @@ def test_completions_are_drawn_by_the_value_and_labels_are_shares_of_them() -> N
         assert set(found) <= {0.0, 0.25, 0.5, 0.75, 1.0}
         assert np.mean(found) == pytest.approx(value, abs=0.02)
         assert np.var(found) == pytest.approx(value * (1 - value) / 4, abs=0.01)
+
+
+def test_hard_labels_are_of_the_prompts_value() -> None:
+    assert list(hard(SOLUTIONS.values, SOLUTIONS.prompts).values()) == [1.0, 1.0, 0.0, 1.0, 0.0]  # 0.35 and more
+    assert set(hard(dict.fromkeys(SOLUTIONS.values, 0.0), {"p": 0.0}).values()) == {0.0}
+    values, prompts = smoothed(SOLUTIONS, drawn(SOLUTIONS.values, 50, np.random.default_rng(0)))
+    assert values.keys() == SOLUTIONS.values.keys()
+    assert set(prompts) == {"p"}
 
 
 def test_examples_carry_the_labels_of_inner_steps_and_the_outcome() -> None:
