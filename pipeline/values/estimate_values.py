@@ -32,6 +32,7 @@ from espalier.values.step_values import (
 )
 
 ESTIMATORS = ("counted", "smoothed", "first_error")
+RELATIVE = "relative"
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ class EstimateValues:
     are counted where there are completions, labels are 1 up to the first error and 0 from it on, as far as a bisection
     knows (`values.first_error`)"""
     label: str = "soft"
-    """soft: the value; hard: 1 above `threshold`, else 0; classes: the value rounded to one of `num_classes`
-    (`values.labels`)"""
+    """soft: the value; hard: 1 above `threshold`, else 0; relative: 1 above `threshold` times the value of the
+    problem's prompt (smoothed, or the share of its trajectories that are right); classes: the value rounded to one of
+    `num_classes` (`values.labels`)"""
     threshold: float = 0.0
-    """a value above it is good, for hard labels and for denoise"""
+    """a value above it is good, for hard labels and for denoise; of relative labels a share of the prompt's value"""
     num_classes: int = 5
     """evenly spaced labels from 0 to 1: K completions make K + 1"""
     noise: str = "keep"
@@ -148,10 +150,19 @@ class EstimateValues:
                 labels = search_state(row, counts, good).labels(len(row.steps))
                 weights = [float(label is not None) for label in labels]
             else:
-                labels, weights = noise.apply(rule, known.values, known.low, known.high, prompt_value, row.is_correct)
+                own = self._of_prompt(rule, row, estimates, prompt_value) if self.label == RELATIVE else rule
+                labels, weights = noise.apply(own, known.values, known.low, known.high, prompt_value, row.is_correct)
             if not self.has_terminal and labels:
                 labels, weights = [*labels[:-1], None], [*weights[:-1], 0.0]
             yield replace(known, labels=labels, weights=weights)
+
+    @staticmethod
+    def _of_prompt(
+        rule: LabelRule, row: Trajectory, estimates: Mapping[StateKey, StateEstimate], accuracy: float
+    ) -> LabelRule:
+        """Return the rule whose threshold is a share of the value of the trajectory's prompt."""
+        prompt = estimates.get(state_key(row.problem_id, []), UNKNOWN).value
+        return replace(rule, threshold=rule.threshold * (accuracy if prompt is None else prompt))
 
     def _rules(self) -> tuple[LabelRule, NoiseRule]:
         """Return the label and the noise rule. Raises BadInput on settings that are unknown or that the estimator
@@ -160,7 +171,14 @@ class EstimateValues:
             raise BadInput("stage.estimator=pooled is no longer there: choose smoothed, which needs fewer completions")
         if self.estimator not in ESTIMATORS:
             raise BadInput(f"there is no estimator '{self.estimator}': choose from {', '.join(ESTIMATORS)}")
-        rule = LabelRule(self.label, self.threshold, self.num_classes)
+        if self.label == RELATIVE and not 0 < self.threshold < 1:
+            raise BadInput("stage.label=relative needs stage.threshold between 0 and 1, the share of its prompt's "
+                           f"value that a good state has (0.5: half of it), got {self.threshold:g}")  # fmt: skip
+        if self.label == RELATIVE and (self.estimator == "first_error" or self.noise == "denoise"):
+            other = "stage.estimator=first_error" if self.estimator == "first_error" else "stage.noise=denoise"
+            raise BadInput(f"stage.label=relative does nothing beside {other}, which has labels of its own: leave one "
+                           "of them out")  # fmt: skip
+        rule = LabelRule("hard" if self.label == RELATIVE else self.label, self.threshold, self.num_classes)
         noise = NoiseRule(self.noise, self.max_width, self.min_confidence, self.tolerance)
         if self.estimator == "smoothed" and not self.threshold and (self.label == "hard" or self.noise == "denoise"):
             what = "stage.label=hard" if self.label == "hard" else "stage.noise=denoise"

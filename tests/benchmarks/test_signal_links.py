@@ -1,5 +1,7 @@
 """The links between a state's exact value and a reward model's score: what each knows, by hand on three solutions."""
 
+from statistics import fmean
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from benchmarks.credit.signal_links import (
     row_of,
     shares,
     smoothed,
+    solvable,
     states_behind,
     within_index,
 )
@@ -61,10 +64,12 @@ def test_a_step_index_where_all_are_right_has_no_part() -> None:
     assert within_index(steps) == pytest.approx(0.7)
 
 
-def test_best_of_8_takes_the_highest_of_the_lowest_inner_scores_and_ties_by_halves() -> None:
-    assert best_of_8(SOLUTIONS, SOLUTIONS.values) == 1.0  # 0.8, 0.3, 0.1
-    assert best_of_8(SOLUTIONS, SOLUTIONS.values | {("p", (1, 4)): 0.8}) == 0.5
-    assert best_of_8(SOLUTIONS, dict.fromkeys(SOLUTIONS.values, 0.5)) == pytest.approx(1 / 3)
+def test_best_of_8_takes_the_highest_of_the_lowest_or_mean_inner_scores_and_ties_by_halves() -> None:
+    assert best_of_8(SOLUTIONS, SOLUTIONS.values, min) == 1.0  # 0.8, 0.3, 0.1
+    assert best_of_8(SOLUTIONS, SOLUTIONS.values | {("p", (1, 4)): 0.8}, min) == 0.5
+    assert best_of_8(SOLUTIONS, SOLUTIONS.values | {("p", (1, 4)): 0.8}, fmean) == 1.0  # 0.85 and 0.8
+    assert best_of_8(SOLUTIONS, dict.fromkeys(SOLUTIONS.values, 0.5), min) == pytest.approx(1 / 3)
+    assert solvable(SOLUTIONS) == 1.0
 
 
 def test_completions_are_drawn_by_the_value_and_labels_are_shares_of_them() -> None:
