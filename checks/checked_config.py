@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_class
+
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
 from espalier.checks.plan_gpu import check_plan, plan_of
@@ -44,13 +46,14 @@ from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import check_same_tokenizer, check_tokenizer, model_limits, stop_token_faults
 from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.losses import VALUE_RANGES
+from espalier.rl.memory_of_run import read_networks
 from espalier.rl.trainer_from_config import make_client
 from espalier.runtime.entrypoint import build
 from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.sampling.engine_arguments import engine_dtype
 from espalier.training.loop_from_config import load_data
-from espalier.training.memory_of_run import NoPlan, device_bytes, model_paths
+from espalier.training.memory_of_run import NoPlan, device_bytes, model_nodes, model_paths
 from espalier.training.predict import find_checkpoints
 
 _WITH_ENGINES = ("OfflineClient", "DataParallelEngines", "RayEngines")
@@ -118,7 +121,8 @@ class CheckedConfig:
         Raises Skipped where there are none, and BadInput where a tokenizer is another one.
         """
         config = self.config
-        paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]
+        nodes = [node for node in model_nodes([config.reward, config.advantage]) if not _reads_texts(node)]
+        paths = [node["path"] for node in nodes if node["path"] != self.policy]
         if config.critic is not None and str(config.critic.model["path"]) != self.policy:
             paths.append(str(config.critic.model["path"]))
         if config.implicit_reward is not None and str(config.implicit_reward.model["path"]) != self.policy:
@@ -206,7 +210,7 @@ class CheckedConfig:
                 found.append(trained("the implicit reward", path, is_adapter=False, is_divided=bool(config.deepspeed)))
             if reads_start(config) and not config.lora:
                 found.append(frozen("the reference", self.policy))
-            found += [frozen("a reward model", path) for path in model_paths([config.reward, config.advantage])]
+            found += [frozen("a reward model", path) for path in read_networks([config.reward, config.advantage])]
         if isinstance(config, TrainConfig) and not config.lora:
             found += [frozen("the reference", path) for path in model_paths(config.objective)]
         return [*found, *self.engine_needs()]
@@ -311,3 +315,8 @@ class CheckedConfig:
     def step(self) -> str:
         """See `rehearse_training`."""
         return rehearse_training(self.config, self.tokenizer, self.examples[0])
+
+
+def _reads_texts(node: dict[str, Any]) -> bool:
+    """Say whether a component is given texts, which it reads in tokens of its own."""
+    return bool(getattr(get_class(node["_target_"]), "reads_texts", False))

@@ -2,10 +2,12 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
+from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, check_model_folder, load_end_ids, load_tokenizer, max_length_of
 
@@ -15,6 +17,8 @@ class TextWriter:
     likeliest token, above it draws from all, for each prompt with random numbers of its own: whatever stands beside it,
     and without touching torch's. Raises BadModel on a folder that is no language model, BadInput on a temperature below
     0."""
+
+    reads_texts: ClassVar[bool] = True
 
     def __init__(self, path: str, max_tokens: int, batch_size: int, temperature: float = 0.0):
         if temperature < 0:
@@ -34,7 +38,7 @@ class TextWriter:
 
         Raises BadModel where a prompt and its continuation do not fit into the network's window.
         """
-        rows = [self.tokenizer(prompt, add_special_tokens=True)["input_ids"] for prompt in prompts]
+        rows = [encode_text(self.tokenizer, prompt, self.path) for prompt in prompts]
         window, longest = max_length_of(self.path), max(map(len, rows), default=0)
         if window is not None and longest + self.max_tokens > window:
             raise BadModel(f"{self.path}: a prompt of {longest} tokens and {self.max_tokens} more do not fit into the "

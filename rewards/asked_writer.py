@@ -2,9 +2,11 @@
 `models.text_writer` does it in the learner's process."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from espalier.data.asked_texts import AskedText, Asks
 from espalier.data.process_data.published import content_key
+from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput
 from espalier.models.load import check_model_folder, load_tokenizer
 
@@ -12,6 +14,8 @@ from espalier.models.load import check_model_folder, load_tokenizer
 class AskedWriter:
     """Args: the model's folder `path`, with its own tokenizer, and who is asked (`asking`), opened by the first call.
     Raises BadInput where more than one text is to be written for each."""
+
+    reads_texts: ClassVar[bool] = True
 
     def __init__(self, path: str, asking: Asks):
         check_model_folder(path)
@@ -24,22 +28,32 @@ class AskedWriter:
     def __call__(self, prompts: Sequence[str]) -> list[str | None]:
         """Return continuations without their end token, in order; None where one did not end by itself. Raises BadInput
         on a prompt that is refused, and what is asked raises."""
-        rows = [self.tokenizer(prompt, add_special_tokens=True)["input_ids"] for prompt in prompts]
+        rows = [encode_text(self.tokenizer, prompt, self.path) for prompt in prompts]
         if not rows:
             return []
         probe = prompts[0]
         self.asking.open(self.path, probe, self.tokenizer(probe, add_special_tokens=False)["input_ids"])
+        self._check_window(max(map(len, rows)))
         # a response that stands there twice is asked about twice, and by another name
         names = [f"{place}/{content_key(row)}" for place, row in enumerate(rows)]
         asked = [AskedText(name, prompt, row) for name, prompt, row in zip(names, prompts, rows, strict=True)]
         found: list[str | None] = []
         for written, row in zip(self.asking.texts(asked), rows, strict=True):
             if written is None:
-                raise BadInput(f"{self.path}: a prompt of {len(row)} tokens is refused where it is asked: shorten "
-                               "responses, or raise the extractor's asking.client.max_model_len")  # fmt: skip
+                raise BadInput(f"{self.path}: a prompt of {len(row)} tokens is refused where it is asked: the line "
+                               "above says why")  # fmt: skip
             (text,) = written
             found.append(text.text if text.is_whole else None)
         return found
+
+    def _check_window(self, longest: int) -> None:
+        """Raise BadInput where an engine would cut what is written short: a list without an end offers nothing."""
+        window = getattr(getattr(self.asking, "client", None), "max_model_length", 0) or 0
+        max_tokens = getattr(getattr(self.asking, "params", None), "max_tokens", 0)
+        if window and longest + max_tokens > window:
+            raise BadInput(f"{self.path}: a prompt of {longest} tokens and {max_tokens} more do not fit into the "
+                           f"window of {window}: raise the extractor's asking.client.max_model_len, or shorten "
+                           "responses")  # fmt: skip
 
     def close(self) -> None:
         """End the engines."""

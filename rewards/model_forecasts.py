@@ -8,7 +8,7 @@ forecaster an outcome reward model trained on `target=forecasting`; both are ask
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -30,6 +30,8 @@ from espalier.rewards.score import HoldsEngines, Score, ScoreRange
 
 class TextScorer:
     """A scalar head that is read at the end of a text behind a prompt, in its own tokenizer."""
+
+    reads_texts: ClassVar[bool] = True
 
     def __init__(self, path: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.path, self.batch_tokens = path, batch_tokens
@@ -144,6 +146,7 @@ class FactualityReward:
     linguistic calibration is compared with. A response that was cut is not right."""
 
     has_readers = True
+    reads_texts: ClassVar[bool] = True
 
     def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.questions = Questions(problems)

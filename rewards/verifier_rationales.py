@@ -8,7 +8,7 @@ asked for by requests of one token each behind the rationale (`models.verdict_pr
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.data.asked_texts import AskedText, Asks, WrittenText
 from espalier.data.process_data.published import content_key
@@ -31,6 +31,8 @@ class VerifierRationales:
 
     Raises BadInput on other votes, and on a verifier that is asked about every step by itself.
     """
+
+    reads_texts: ClassVar[bool] = True
 
     def __init__(self, path: str, verifier: VerifierFormat | StepVerdictFormat, votes: str = "mean"):
         if verifier.unit == "step":

@@ -37,14 +37,20 @@ def device_bytes() -> int:
 
 def model_paths(node: Any) -> Iterator[str]:
     """Return the model folders that the components below a node are built from."""
+    for component in model_nodes(node):
+        yield component["path"]
+
+
+def model_nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """Return the components below a node that are built from a model folder, their `path`."""
     if isinstance(node, dict):
         if "_target_" in node and isinstance(node.get("path"), str):
-            yield node["path"]
+            yield node
         for value in node.values():
-            yield from model_paths(value)
+            yield from model_nodes(value)
     elif isinstance(node, list):
         for value in node:
-            yield from model_paths(value)
+            yield from model_nodes(value)
 
 
 def shape_of(config: Any, parameters: int, outputs: int = 0) -> Shape:

@@ -282,8 +282,17 @@ def write(records: Sequence[Mapping[str, Any]]) -> None:
                          f"{link['within']:.3f}", f"{100 * link['best_by_lowest']:.1f}",
                          f"{100 * link['best_by_mean']:.1f}"])  # fmt: skip
         share = f"{100 * record['right_so_far']:.1f} % of {record['states']:,} states"
-        rows.append([record["task"], f"{share} are right so far", "", "", "", f"any of 8: {100 * record['any_of_8']:.1f}",
-                     f"one: {100 * record['right_at_the_end']:.1f}"])  # fmt: skip
+        rows.append(
+            [
+                record["task"],
+                f"{share} are right so far",
+                "",
+                "",
+                "",
+                f"any of 8: {100 * record['any_of_8']:.1f}",
+                f"one: {100 * record['right_at_the_end']:.1f}",
+            ]
+        )
     table = {"title": "What each link knows of whether a solution is right so far", "columns": columns, "rows": rows}
     write_result("signal_links", {}, {"how": HOW, "records": list(records)}, tables=[table])
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
@@ -169,17 +170,27 @@ class Watch:
         self._kept = self._roundings
 
     def save(self, folder: Path) -> None:
-        """What rounding made of the looks that are kept."""
+        """What rounding made of the looks that are kept, and whose arithmetic it was."""
         looks = {
             f"{place:02d}.{rows}": differences.contiguous() for place, (rows, differences) in enumerate(self._kept)
         }
-        save_file(looks, folder / _LOOKS)
+        save_file(looks, folder / _LOOKS, {"arithmetic": self._arithmetic})
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote; nothing from a checkpoint of before it did."""
-        path = folder / _LOOKS
-        found = load_file(path) if path.is_file() else {}
-        self._kept = self._roundings = [(int(name.partition(".")[2]), found[name]) for name in sorted(found)]
+        """What `save` wrote; nothing from a checkpoint of before it did, or of engines that computed otherwise."""
+        self._kept = self._roundings = []
+        if not (folder / _LOOKS).is_file():
+            return
+        with safe_open(folder / _LOOKS, "pt") as file:
+            if (file.metadata() or {}).get("arithmetic") == self._arithmetic:
+                self._kept = self._roundings = [
+                    (int(name.partition(".")[2]), file.get_tensor(name)) for name in sorted(file.keys())
+                ]
+
+    @property
+    def _arithmetic(self) -> str:
+        dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
+        return f"{dtype} beside {self.config.precision}"
 
     def check_kl(self, per_token: float) -> None:
         """The policy's distance from its reference, before the update. Raises ProbeFailed."""

@@ -18,6 +18,7 @@ from espalier.checks.recipe import Node
 from espalier.checks.resources import num_parameters
 from espalier.data.records import BadInput
 from espalier.models.load import load_config
+from espalier.models.tiny import build_tiny
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.training.memory_of_run import MicroBatch, shape_of
@@ -123,6 +124,19 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
     with pytest.raises(CheckFailed, match=r"engine\.sleeps=true"):
         check(18, sleeps=False, utilization=0.6)
     assert "no GPU is here to compare with" in check(0)
+
+
+def test_readers_of_texts_may_have_tokenizers_of_their_own(tiny_policy: Path, tmp_path: Path) -> None:
+    """The doctor's check of tokenizers, and what is in its memory."""
+    other = build_tiny(tmp_path / "other", ["abc"] * 4, hidden_size=32, num_layers=1, num_heads=2, vocab_size=300,
+                       max_length=64, seed=0)  # fmt: skip
+    given = [f"model.path={tiny_policy}", "output_dir=D", "task.path=P", f"reward.forecasts.extractor.path={other}",
+             f"reward.forecasts.forecaster.path={tiny_policy}", f"critic.model.path={tiny_policy}"]  # fmt: skip
+    for reward, held in (("linguistic_calibration_models", 2), ("linguistic_calibration_engines", 1)):
+        found = compose_config(RLConfig, "exp/ppo/linguistic_calibration", [f"reward={reward}", *given])
+        with pytest.raises(Skipped):
+            CheckedConfig(found).agreeing_tokenizers()
+        assert [need.what for need in CheckedConfig(found).needs()].count("a reward model") == held
 
 
 def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(

@@ -153,6 +153,12 @@ def test_an_engine_that_extracts_is_asked_in_its_own_tokens_and_a_list_without_a
     assert isinstance(reward, HoldsEngines)
     reward.close()
     assert asking.is_closed
+    asking.answers = []
+    writer.asking = cast(Any, SimpleNamespace(
+        open=asking.open, params=SimpleNamespace(n=1, max_tokens=300), client=SimpleNamespace(max_model_length=304),
+    ))  # fmt: skip
+    with pytest.raises(BadInput, match=r"and 300 more do not fit into the window of 304: raise the extractor's"):
+        writer(["Who sang it, and when?"])
     many = SimpleNamespace(params=SimpleNamespace(n=4))
     with pytest.raises(BadInput, match=r"asking\.params\.n=4: one list of answers is read"):
         AskedWriter(str(folder / "policy"), cast(Any, many))

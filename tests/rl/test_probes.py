@@ -402,6 +402,10 @@ def test_what_rounding_made_of_the_looks_before_is_kept_with_a_checkpoint(tiny_p
     fresh.save(tmp_path)
     fresh.load(tmp_path)
     assert fresh._roundings == []
+    other = Watch(RLConfig(precision="fp32"), model, PARAMS, Tokens())
+    stopped.save(tmp_path)
+    other.load(tmp_path)
+    assert other._roundings == []  # of another arithmetic
     (tmp_path / "before").mkdir()
     fresh.load(tmp_path / "before")  # a checkpoint of a version that kept none
 

@@ -21,7 +21,8 @@ from espalier.training.guards import check_targets
 from espalier.values.first_error import ErrorSearch, search_state, states_on_right_ways
 from espalier.values.label_noise import NoiseRule
 from espalier.values.labels import LabelRule, wilson_interval
-from espalier.values.monte_carlo import Count, distinct_states, state_key
+from espalier.values.monte_carlo import Count, count_sampled, distinct_states, state_key
+from espalier.values.smoothed import smoothed_values
 
 # Four steps of one token, then the answer; p/0 and p/1 share two steps.
 RIGHT = Trajectory(
@@ -327,6 +328,32 @@ def many(folder: Path, num_right: int, **settings: object) -> list[StepValues]:
         write_records(path, records)
     stage = EstimateValues(paths[0], paths[1], **settings)  # type: ignore[arg-type]
     return list(stage.run(paths[2], StageContext(None, Path("labels.jsonl"), 10.0)))
+
+
+def test_relative_labels_are_of_the_value_of_the_prompt(tmp_path: Path) -> None:
+    """Counted: half of the two trajectories are right, so that a quarter is half of the prompt's value; the prompt's
+    own completions come before that where there are some. Smoothed: of the prompt's posterior mean."""
+    right, wrong = label(tmp_path, ALL, label="relative", threshold=0.5)
+    assert right.values[:3] == [0.5, 0.25, 1.0]
+    assert right.labels == [1.0, 0.0, 1.0, 1.0]  # above a quarter
+    assert wrong.labels == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert label(tmp_path, ALL, label="relative", threshold=0.4)[0].labels == [1.0, 1.0, 1.0, 1.0]
+    trajectories, states, sampled = files(tmp_path, [*completions("p/0#0", 1, 1, 1, 1), *ALL])
+    write_records(states, [State("p/0#0", "p", "p/0", 0, "Q\n", "", [90], [], "7"), *distinct_states([RIGHT, WRONG])])
+    context = StageContext(None, Path("unused"), 10.0)
+    stage = EstimateValues(trajectories, states, label="relative", threshold=0.5)
+    assert next(iter(stage.run(sampled, context))).labels == [0.0, 0.0, 1.0, 1.0]  # above a half
+    found = label(tmp_path, ALL, estimator="smoothed", label="relative", threshold=0.5)
+    values = smoothed_values([RIGHT, WRONG], count_sampled(distinct_states([RIGHT, WRONG]), ALL))
+    limit = values[state_key("p", [])].value / 2
+    assert [row.labels[:-1] for row in found] == [[float(value > limit) for value in row.values[:-1]] for row in found]
+    assert {0.0, 1.0} == {one for row in found for one in row.labels[:-1]}
+    with pytest.raises(BadInput, match=r"label=relative needs stage\.threshold between 0 and 1"):
+        label(tmp_path, ALL, label="relative")
+    with pytest.raises(BadInput, match=r"does nothing beside stage\.noise=denoise"):
+        label(tmp_path, ALL, label="relative", threshold=0.5, noise="denoise")
+    with pytest.raises(BadInput, match=r"does nothing beside stage\.estimator=first_error"):
+        label(tmp_path, ALL, label="relative", threshold=0.5, estimator="first_error")
 
 
 def test_hard_labels_that_all_say_good_at_a_low_mean_value_are_refused(tmp_path: Path) -> None:
