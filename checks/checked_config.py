@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_class
-
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
 from espalier.checks.plan_gpu import check_plan, plan_of
@@ -48,7 +46,7 @@ from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.losses import VALUE_RANGES
 from espalier.rl.memory_of_run import read_networks
 from espalier.rl.trainer_from_config import make_client
-from espalier.runtime.entrypoint import build
+from espalier.runtime.entrypoint import build, find_component
 from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.sampling.engine_arguments import engine_dtype
@@ -319,4 +317,4 @@ class CheckedConfig:
 
 def _reads_texts(node: dict[str, Any]) -> bool:
     """Say whether a component is given texts, which it reads in tokens of its own."""
-    return bool(getattr(get_class(node["_target_"]), "reads_texts", False))
+    return bool(getattr(find_component(node["_target_"]), "reads_texts", False))
