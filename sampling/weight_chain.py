@@ -173,7 +173,7 @@ def _is_closed(connection: socket.socket) -> bool:
     """Say whether nothing will come of the other side any more."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
+    except (BlockingIOError, TimeoutError):
         return False
     except OSError:
         return True

@@ -153,6 +153,19 @@ def test_an_engine_that_is_lost_while_it_opens_it_ends_the_wait_at_once_and_leav
     assert left_over() == before
 
 
+def test_an_end_that_takes_its_time_to_open_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SharedBuckets.open
+
+    def slowly(handle: Any, device: torch.device) -> SharedBuckets:
+        time.sleep(1.3)  # more than two glances of all the others
+        return opened(handle, device)
+
+    monkeypatch.setattr(SharedBuckets, "open", slowly)
+    is_shared, rows = delivered(2)
+    assert is_shared
+    check(rows)
+
+
 def test_engines_elsewhere_or_that_share_nothing_get_them_over_connections_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
