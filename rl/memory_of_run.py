@@ -78,7 +78,8 @@ def read_networks(nodes: Any) -> Iterator[str]:
 def _without_engines(node: Any) -> Any:
     """Return the node without components that have their networks in engines, or on a server."""
     if isinstance(node, dict):
-        if any("_target_" in (node.get(name) or ()) for name in ("asking", "engines")):
+        asked = (node.get(name) for name in ("asking", "engines"))
+        if any(isinstance(one, dict) and "_target_" in one for one in asked):
             return {}
         return {name: _without_engines(value) for name, value in node.items()}
     return [_without_engines(value) for value in node] if isinstance(node, list) else node

@@ -23,7 +23,7 @@ from espalier.sampling.weight_buckets import BUCKET_BYTES, HOST, NUM_HELD
 from espalier.sampling.weight_digest import DeviceDigest
 
 NUM_SHARED = 2  # buckets: one is filled while the other is read
-GPU_BUCKET_BYTES = 32 * 2**20  # many times what a turn costs; on a CPU what stays in its caches
+GPU_BUCKET_BYTES = 32 * 2**20  # takes many times as long as the turn of a bucket
 _FOLDER, _MARK = "/dev/shm", 16
 
 Handle = dict[str, Any]

@@ -294,6 +294,20 @@ def test_the_critic_of_single_iterations_stays_beside_their_policies(
     assert {path.name for path in (tmp_path / "policies").iterdir()} == {"iteration-000001", "iteration-000002"}
 
 
+def test_a_checkpoint_holds_what_rounding_made_and_a_resumed_run_goes_on_from_it(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    few = {"rollout_num_problems": 2, "num_epochs": 1, "evaluation_every": 0, "save_every": 1}
+    first = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", num_iterations=2, **few)
+    first.run()
+    again = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", num_iterations=2, **few)
+    again.run()  # from the checkpoint after iteration 1: the last one leaves none
+    assert [rows for rows, _ in again.watch._roundings] == [rows for rows, _ in first.watch._roundings]
+    assert len(again.watch._roundings) == 2
+    for (_, found), (_, kept) in zip(again.watch._roundings, first.watch._roundings, strict=True):
+        assert torch.equal(found, kept)
+
+
 def test_an_evaluation_by_reward_scores_its_answers_and_keeps_the_best(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
