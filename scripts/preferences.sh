@@ -25,11 +25,14 @@ read_settings "$@"
 data=$run/process_rewards
 choose_lengths
 scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values") errors=()
-if [[ -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
-  # the scores say where a solution leaves the right way; step pairs are of the completions too
+kind=
+if [[ -f $data/labels.json ]]; then kind=$(sed -n 's/.*"labels": *"\([a-z]*\)".*/\1/p' "$data/labels.json"); fi
+if [[ $kind == contrast || $kind == relative ]]; then
+  # the scores say where a solution leaves the right way; under contrast step pairs are of the completions too
+  if [[ $kind == contrast ]]; then values=$data/labelled_steps.jsonl; fi
   errors=(stage.cut_wrong_below=0.5 stage.max_rejected=4 stage.max_pairs=8)
-  values=$data/labelled_steps.jsonl steps=(stage.labels="$data/labelled_steps.jsonl" stage.chosen=solution)
-  if [[ $pairs == step ]]; then solutions=$data/solutions.jsonl; fi
+  steps=(stage.labels="$values" stage.chosen=solution)
+  if [[ $kind == contrast && $pairs == step ]]; then solutions=$data/solutions.jsonl; fi
 fi
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;

@@ -10,12 +10,13 @@
 #                    that share; every trajectory is scored by the one that has not seen its problem
 # folds=1            one reward model; pairs/process_preferences makes pairs of the held-out problems alone (a tenth)
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
-# labels=auto     what the reward model learns from: values (of all states), contrast (steps beside the best step from the
-#                 same state, along right solutions: where success is rare; not with steps=cut_points or rounds), or auto:
-#                 by the share of right trajectories
+# labels=auto     what the reward model learns from: values (of all states), relative (a state is good or not: values,
+#                 smoothed, above half of what the problem's prompt is worth), contrast (steps beside the best step from
+#                 the same state, along right solutions: where success is rare; not with steps=cut_points or rounds), or
+#                 auto: contrast or values, by the share of right trajectories
 # smallest_alternative=0.1  labels=contrast: states are completed from which the policy takes another next step with at
 #                 least this probability; 0 completes all of them
-#                 Under values a reward model is trained on labels of states. Under contrast a policy learns right from
+#                 Under values and relative a reward model is trained on labels of states. Under contrast a policy learns right from
 #                 wrong solutions of the same problems, in $run/prm_policy and $run/prm_other_policy: its log-ratio to the
 #                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
 # pilot=20        samples that many problems, spread over all, says how many solutions are right, cut or not to be read, with
@@ -26,8 +27,8 @@
 # prompt=NAME     another of conf/prompt; by default the tokenizer's chat template where it has one
 # sample.*, complete.*, cut.*, prm.*, score.*, server.*   settings of one stage alone: sample.params.temperature=0.7
 #                 prm.update.learning_rate=2e-6 prm.lora=lora server.dtype=float32 server.options.max_num_seqs=64
-# prm_start=MODEL, other_start=MODEL   labels=values: what the reward models are trained from, by default the policy
-# smallest_reliability=0.2   labels=values: labels whose reliability is clearly below it end the run before anything is
+# prm_start=MODEL, other_start=MODEL   not under contrast: what the reward models are trained from, by default the policy
+# smallest_reliability=0.2   not under contrast: labels whose reliability is clearly below it end the run before anything is
 #                         trained on them (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on
@@ -49,14 +50,14 @@ read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 [[ $folds == 1 || $folds == 2 ]] || { echo "error: folds must be 1 or 2, got '$folds'" >&2; exit 2; }
 [[ $steps == task || $steps == cut_points ]] || { echo "error: steps must be task or cut_points" >&2; exit 2; }
-[[ $labels == auto || $labels == values || $labels == contrast ]] || {
-  echo "error: labels must be auto, values or contrast, got '$labels'" >&2
+[[ $labels == auto || $labels == values || $labels == relative || $labels == contrast ]] || {
+  echo "error: labels must be auto, values, relative or contrast, got '$labels'" >&2
   exit 2
 }
 # both read other steps, or other rounds' labels, than those of the task's splitter and of this round
 if [[ $labels == contrast && ( $steps == cut_points || -n $rounds ) ]]; then
   echo "error: labels=contrast labels the task's own steps, of one round: leave out steps=cut_points and rounds, or set \
-labels=values" >&2
+labels=values or labels=relative" >&2
   exit 2
 fi
 if [[ $labels == auto && ( $steps == cut_points || -n $rounds ) ]]; then labels=values; fi
@@ -100,7 +101,7 @@ fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
 labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
-[[ $labels == values || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
+[[ $labels == values || $labels == relative || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
 objective=reward
 cut=() estimate=() judged=$out/step_values.jsonl judge=()
 if [[ $labels == contrast ]]; then
@@ -125,6 +126,9 @@ stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajec
   "${cut[@]}" "${cut_settings[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}" "${complete_settings[@]}"
+if [[ $labels == relative ]]; then
+  estimate=(stage.estimator=smoothed stage.label=relative stage.threshold=0.5) judge=(stage.target=labels)
+fi
 free_server
 stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl" \
@@ -151,7 +155,7 @@ recipe "$objective" "$policy" "${prm_settings[@]}"
 make_prm() {
   local name=$1 part=$2 start=$3
   shift 3
-  if [[ $labels == values ]]; then
+  if [[ $labels != contrast ]]; then
     train "train_$name" "${recipe[@]}" output_dir="$run/$name" \
       model.path="${start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
       examples.part="$part" examples.held_out_share="$held_out_share" "$@"

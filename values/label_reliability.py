@@ -21,17 +21,24 @@ high while most states have no right completion and cannot be ordered. So two fi
 different states, averaged exactly over all ways to halve them; 0.5 is chance), and `expected_auc`, how well the labels
 tell states of a true value above the mean from the rest, under a Beta distribution of values (`values.value_prior`).
 
+Labels without noise can teach nothing too, where values are small: as soft targets of a cross-entropy, 0.1 of a right
+state and 0 of a wrong one both ask for a score near 0. `gain` of a step index says how many nats knowing the values
+lowers that loss by (`ValuePrior.loss_gain`), among states after equally many steps; `low_gain_share` is the share of
+states at indices where it is below `LOW_GAIN`. On a task with 10 % success heads learned nothing from exact values, of
+which 52 % of the states lie there, and all from the same values made hard (benchmarks/credit/signal_links.py).
+
 Every figure is a function of sums that add up over problems, so that intervals draw problems.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from espalier.data.records import StepValues
+from espalier.values.value_prior import fit_prior
 
 Figures = dict[str, np.ndarray]
 
@@ -42,10 +49,13 @@ NONE_BELOW = 0.2
 """five times as many labels are needed as without noise; their correlation with the values is 0.45"""
 WEAK_AUC = 0.85
 """below it labels misplace one of seven pairs of a better and a worse state; evenly spread values have 0.90 at K = 4"""
+LOW_GAIN, LOW_GAIN_SHARE = 0.1, 0.4
+"""soft labels are weak where this share of the states or more lies at steps whose gain (in nats) is lower"""
 RULE = (
     f"r is the lower of reliability and within_trajectory. {NONE}: the 95 % interval of r reaches down to 0 or stays "
     f"below {NONE_BELOW:g}; {WEAK}: r is below {WEAK_BELOW:g}, or its interval reaches below {NONE_BELOW:g}, or "
-    f"expected_auc is below {WEAK_AUC:g}; else {SIGNAL}"
+    f"expected_auc is below {WEAK_AUC:g}, or labels are soft and low_gain_share, of states at steps of a gain below "
+    f"{LOW_GAIN:g} nats, is {LOW_GAIN_SHARE:g} or more; else {SIGNAL}"
 )
 
 
@@ -133,7 +143,7 @@ class SignalSums:
 
     def step_figures(self) -> list[dict[str, float | int | None]]:
         """Return a row per step index: `step`, `states`, `mean_value`, `share_zero`, `share_one`, `reliability` (None
-        where it is not defined)."""
+        where it is not defined), `gain` (see the module)."""
         _, steps, *_ = self._parts(self.table.sum(axis=0))
         shares = self.table[:, -2 * self.num_steps :].sum(axis=0).reshape(self.num_steps, 2)
         rows: list[dict[str, float | int | None]] = []
@@ -142,8 +152,11 @@ class SignalSums:
                 variance, noise = (float(one) for one in _pooled(sums[None]))
                 zero, one = (round(float(share), 4) for share in shares[place] / sums[0])
                 reliability = round((variance - noise) / variance, 4) if variance > 0 else None
-                row = {"step": place + 1, "states": int(sums[0]), "mean_value": round(float(sums[1] / sums[0]), 4)}
-                rows.append({**row, "share_zero": zero, "share_one": one, "reliability": reliability})
+                mean = float(sums[1] / sums[0])
+                prior = fit_prior(mean, variance - noise)
+                gain = round(prior.loss_gain, 4) if prior else 0.0
+                row = {"step": place + 1, "states": int(sums[0]), "mean_value": round(mean, 4)}
+                rows.append({**row, "share_zero": zero, "share_one": one, "reliability": reliability, "gain": gain})
         return rows
 
     def _parts(self, sums: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -259,9 +272,16 @@ def completions_for(target: float, reliability: float, num_completions: float) -
     return max(2, math.ceil(target / (1 - target) * (1 - reliability) / reliability * num_completions - 1e-9))
 
 
-def verdict(estimate: float, low: float, high: float, expected_auc: float) -> str:
-    """Return the verdict by `RULE` on r with its 95 % interval, and the expected AUC."""
+def low_gain_share(steps: Sequence[Mapping[str, float | int | None]]) -> float:
+    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`."""
+    number = sum(row["states"] or 0 for row in steps)
+    return sum((row["states"] or 0) * ((row["gain"] or 0) < LOW_GAIN) for row in steps) / number
+
+
+def verdict(estimate: float, low: float, high: float, expected_auc: float, low_gain: float) -> str:
+    """Return the verdict by `RULE` on r with its 95 % interval, the expected AUC, and the share of states of low gain,
+    0 of labels that are hard."""
     if low <= 0 or high < NONE_BELOW:
         return NONE
-    is_weak = estimate < WEAK_BELOW or low < NONE_BELOW or expected_auc < WEAK_AUC
+    is_weak = estimate < WEAK_BELOW or low < NONE_BELOW or expected_auc < WEAK_AUC or low_gain >= LOW_GAIN_SHARE
     return WEAK if is_weak else SIGNAL

@@ -74,6 +74,15 @@ class ValuePrior:
         good, bad = probs * above, probs * (1 - above)
         return float(good @ (np.cumsum(bad) - bad / 2) / (good.sum() * bad.sum()))
 
+    @cached_property
+    def loss_gain(self) -> float:
+        """Return how much lower the cross-entropy (in nats) of the values as soft targets is for a reader that knows
+        each of them than for one that says their mean: H(mean) - E H(V), H the entropy of a binary outcome."""
+        logs = np.logaddexp(0, -self.logits), np.logaddexp(0, self.logits)  # -log v, -log(1 - v)
+        entropies = np.exp(-logs[0]) * logs[0] + np.exp(-logs[1]) * logs[1]
+        mean = self.alpha / (self.alpha + self.beta)
+        return -mean * math.log(mean) - (1 - mean) * math.log1p(-mean) - float(self.posteriors([(0, 0)])[0] @ entropies)
+
     def completions_for(self, auc: float, most: int = 256) -> int | None:
         """Return the fewest completions per state (2 or more) whose `expected_auc` is at least `auc`; None beyond
         `most`."""

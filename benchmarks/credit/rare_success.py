@@ -67,9 +67,12 @@ CELLS = {
     # by K, and by the label rule: values of all states cost so much that as many tokens are of a twelfth of the
     # problems, and what would refuse them is switched off
     "long_k2": Cell("long_arithmetic", 1000, 128, ("labels=contrast", "num_completions=2")),
+    "long_k4": Cell("long_arithmetic", 1000, 128, ("labels=contrast", "num_completions=4")),
     "long_k8": Cell("long_arithmetic", 1000, 128, ("labels=contrast", "num_completions=8")),
     "long_values": Cell("long_arithmetic", 80, 128, ("labels=values", "smallest_reliability=0"),
                         ("largest_wrong_share=1",)),
+    "long_relative": Cell("long_arithmetic", 80, 128, ("labels=relative", "smallest_reliability=0"),
+                          ("largest_wrong_share=1",)),
 }  # fmt: skip
 
 

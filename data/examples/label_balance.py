@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 MIN_LABELS = 20  # fewer may well be alike by chance: they are warned of, never refused
 SHARE = 0.99  # labels are alike where this share of them is the same
+WARNED = 0.9  # and nearly so where this share is
 DISTANCE = 0.5  # how far from the states' mean value a label that they all have contradicts it
 
 
@@ -31,7 +32,15 @@ class LabelBalance:
     @property
     def is_contradicted(self) -> bool:
         """Whether nearly all labels say the same, and the values on average something else."""
-        is_alike = self.num_labels >= MIN_LABELS and self.num_same >= SHARE * self.num_labels
+        return self._is_contradicted(SHARE)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether most labels say the same, and the values on average something else."""
+        return self._is_contradicted(WARNED)
+
+    def _is_contradicted(self, share: float) -> bool:
+        is_alike = self.num_labels >= MIN_LABELS and self.num_same >= share * self.num_labels
         return is_alike and self.mean_value is not None and abs(self.label - self.mean_value) >= DISTANCE
 
     def __str__(self) -> str:
@@ -106,3 +115,5 @@ def judge_balance(balance: LabelBalance | None, place: str, remedy: str) -> None
         raise BadInput(f"{place}: {balance}: labels that are all alike teach nothing: {remedy}")
     if balance.num_same == balance.num_labels > 1:
         log.warning("%s: %s: there is nothing to learn from them", place, balance)
+    elif balance.is_doubtful:
+        log.warning("%s: %s: such labels teach little: %s", place, balance, remedy)

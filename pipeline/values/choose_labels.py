@@ -2,7 +2,8 @@
 
     python run_stage.py -cn values/choose_labels input=trajectories.jsonl output=labels.json
 
-Where the policy succeeds now and then, the values of all states tell right steps from wrong ones. Where success is
+Where the policy succeeds now and then, the values of all states tell right steps from wrong ones; by name they are made
+hard by what each prompt is worth (`relative`: `stage.label=relative` of `values/estimate_values`). Where success is
 rare, most states have no right completion and their values tell next to nothing; completions are spent along right
 solutions then, and steps are labelled by contrast (`values.contrast`).
 """
@@ -17,7 +18,7 @@ from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 
-KINDS = ("values", "contrast")
+KINDS = ("values", "relative", "contrast")
 FEW_RIGHT = 30  # fewer right trajectories give little to contrast
 
 
@@ -26,7 +27,7 @@ class ChooseLabels:
     """Writes `{"labels", "accuracy", "num_right", "num_solved", "num_problems", "why"}`."""
 
     labels: str = "auto"
-    """values, contrast, or auto: by the share of right trajectories"""
+    """values, relative, contrast, or auto: contrast or values, by the share of right trajectories"""
     rare_below: float = 0.2
     """share of right trajectories below which auto takes contrast"""
     of_trajectories: int = 0
@@ -35,7 +36,7 @@ class ChooseLabels:
 
     def __post_init__(self) -> None:
         if self.labels not in ("auto", *KINDS):
-            raise BadInput(f"stage.labels must be auto, {' or '.join(KINDS)}, got '{self.labels}'")
+            raise BadInput(f"stage.labels must be auto, {', '.join(KINDS[:-1])} or {KINDS[-1]}, got '{self.labels}'")
         if self.of_trajectories < 0:
             raise BadInput(f"stage.of_trajectories is a number of trajectories, 0 or more, got {self.of_trajectories}")
         if not 0 <= self.rare_below <= 1:
@@ -74,7 +75,7 @@ class ChooseLabels:
         if self.of_trajectories:
             why += f"; some {expected} right ones if there are {self.of_trajectories}"
         log.info("labels by %s: %s", labels, why)
-        if not num_right and self.labels != "values" and not self.of_trajectories:
+        if not num_right and self.labels not in ("values", "relative") and not self.of_trajectories:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, there is none, and values "
                            "would be next to 0 everywhere: sample more problems, or train the policy first "
                            "(labels=values completes all states anyway)")  # fmt: skip

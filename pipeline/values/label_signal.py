@@ -2,8 +2,9 @@
 
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
 (empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps`
-a row per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and
-all, end the stage with exit code 2.
+a row per step index, `labels` "soft" or "hard" (labels are 0 and 1 where values are not), `low_gain_share` the share of
+states at steps whose values are too small for soft labels. Weak labels are warned of. Labels whose reliability is below
+`smallest_reliability`, interval and all, end the stage with exit code 2.
 """
 
 import logging
@@ -17,6 +18,8 @@ from espalier.pipeline.evaluation.intervals import Interval
 from espalier.pipeline.prm.step_score_metrics import figure_intervals
 from espalier.pipeline.stage import StageContext
 from espalier.values.label_reliability import (
+    LOW_GAIN,
+    LOW_GAIN_SHARE,
     NONE,
     RULE,
     SIGNAL,
@@ -26,6 +29,7 @@ from espalier.values.label_reliability import (
     SignalSums,
     completions_for,
     counted_states,
+    low_gain_share,
     sum_problems,
     verdict,
 )
@@ -60,6 +64,7 @@ class LabelSignal:
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the document. Raises BadInput where the labels are refused."""
         num_few = 0
+        kinds = set[str]()
         with ProblemRows(context.output) as rows:
             rows.add(StepValues, input_path)
 
@@ -67,12 +72,14 @@ class LabelSignal:
                 nonlocal num_few
                 num_few = 0
                 for problem in rows.problems_by_id():
-                    states, few = counted_states(rows.rows(0, problem))
+                    own: list[StepValues] = rows.rows(0, problem)
+                    kinds.update(_kinds(own))
+                    states, few = counted_states(own)
                     num_few += few
                     if states:
                         yield states
 
-            document = describe_signal(sum_problems(read))
+            document = describe_signal(sum_problems(read), is_soft="hard" not in kinds or "soft" in kinds)
         document["states_with_fewer_than_two_completions"] = num_few
         context.counts.update(states=document["states"], verdict=document["verdict"])
         for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
@@ -94,9 +101,19 @@ class LabelSignal:
         return document
 
 
-def describe_signal(sums: SignalSums) -> dict[str, Any]:
-    """Return the document on the states of these sums; its verdict is "not known" where no two of them can be
-    compared, or two of one problem alone."""
+def _kinds(rows: Sequence[StepValues]) -> set[str]:
+    """Return what inner labels show: "soft" where one is no 0 or 1, "hard" where one is and its value is not."""
+    inner = [pair for row in rows for pair in zip(row.labels[:-1], row.values[:-1], strict=True)]
+    return {
+        "soft" if label not in (0, 1) else "hard"
+        for label, value in inner
+        if label is not None and (label not in (0, 1) or value not in (0, 1, None))
+    }
+
+
+def describe_signal(sums: SignalSums, is_soft: bool = True) -> dict[str, Any]:
+    """Return the document on the states of these sums, whose labels are soft or hard; its verdict is "not known" where
+    no two of them can be compared, or two of one problem alone."""
     number = sums.num_states
     figures: dict[str, Any] = figure_intervals(sums.table, sums.figures, draws=DRAWS) if number else {}
     known = [figures[name] for name in ("reliability", "within_trajectory") if figures.get(name)]
@@ -112,6 +129,8 @@ def describe_signal(sums: SignalSums) -> dict[str, Any]:
         "states": number,
         "completions_per_state": per_state,
         "figures": figures,
+        "labels": "soft" if is_soft else "hard",
+        "low_gain_share": low_gain_share(steps) if steps else None,
         "steps": steps,
     }
     if read is None or per_state is None:
@@ -125,9 +144,13 @@ def describe_signal(sums: SignalSums) -> dict[str, Any]:
     if len(sums.table) == 1:
         document["remedy"] = "one problem does not show how much the labels of others differ: sample more problems"
         return document
-    document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"])
+    low_gain = low_gain_share(steps) if is_soft else 0.0
+    document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"], low_gain)
     if document["verdict"] != SIGNAL:
-        document["remedy"] = _remedy(figures, read, per_state, prior, steps)
+        only_scale = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"], 0.0) == SIGNAL
+        remedies = [] if only_scale else [_remedy(figures, read, per_state, prior, steps)]
+        remedies += [_remedy_scale(low_gain)] if low_gain >= LOW_GAIN_SHARE and document["verdict"] != NONE else []
+        document["remedy"] = "; ".join(remedies)
     return document
 
 
@@ -144,6 +167,15 @@ def _remedy_alike(figures: dict[str, Any]) -> str:
     mean = figures["mean_value"]["mean"]
     rest = "train the policy first, or take easier problems" if mean < 0.5 else "take harder problems"
     return f"all labels are {mean:g}, so that there is nothing to learn: {rest}"
+
+
+def _remedy_scale(low_gain: float) -> str:
+    return (
+        f"at the steps of {100 * low_gain:.0f} % of the states a reward model that knew the values would lower its "
+        f"loss by less than {LOW_GAIN:g} nats, from which heads were seen to learn nothing: take labels made hard by "
+        "what each prompt is worth (labels=relative of scripts/process_rewards.sh, or values/estimate_values "
+        "stage.estimator=smoothed stage.label=relative stage.threshold=0.5)"
+    )
 
 
 def _remedy(

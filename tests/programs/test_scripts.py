@@ -221,6 +221,28 @@ def test_a_pilot_ends_the_script_behind_its_sampling_and_the_run_after_it_has_no
     assert script(*given, "sample.pilot=20", name="process_rewards.sh", code=2) == []
 
 
+def test_relative_labels_train_a_reward_model_and_their_pairs_end_where_its_scores_say(script: Script) -> None:
+    data = script.checkout / "b" / "process_rewards"
+    data.mkdir(parents=True)
+    (data / "labels.json").write_text('{"labels": "relative", "accuracy": 0.1}')
+    given = ["policy=a", f"run={script.checkout}/b", "task=gsm8k"]
+    commands = stages(script(*given, "labels=relative", name="process_rewards.sh"))
+    (estimate,) = named(commands, "values/estimate_values")
+    assert {"stage.estimator=smoothed", "stage.label=relative", "stage.threshold=0.5"} <= {*estimate}
+    compose_config(CONF / "stage", "values/estimate_values", *estimate[estimate.index("-cn") + 2 :])
+    assert named(commands, "values/label_signal")
+    assert not named(commands, "values/label_by_contrast")
+    (judged,) = named(commands, "prm/prm_calibration")
+    assert "stage.target=labels" in judged
+    assert any(f"examples.path={data}/step_values.jsonl" in command for command in commands)
+    (pairs,) = named(script(*given, "pairs=step", name="preferences.sh"), "pairs/step_preferences")
+    assert {f"input={data}/trajectories.jsonl", f"stage.labels={data}/step_values.jsonl", "stage.chosen=solution"} <= {
+        *pairs
+    }
+    (pairs,) = named(script(*given, "pairs=process", name="preferences.sh"), "pairs/process_preferences")
+    assert "stage.cut_wrong_below=0.5" in pairs
+
+
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip

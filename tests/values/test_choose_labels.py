@@ -39,6 +39,7 @@ def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path: 
     assert choice(path, 39)["labels"] == "contrast"
     assert choice(path, 40)["labels"] == "values"
     assert choice(path, 39, labels="values")["labels"] == "values"
+    assert choice(path, 39, labels="relative")["labels"] == "relative"
 
 
 def test_the_choice_says_by_which_rule_it_was_made(tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path: Path, ca
 def test_where_no_trajectory_is_right_nothing_is_completed_but_by_name(labels: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is none, and values would be next to 0 everywhere: sample more problems"):
         choice(tmp_path / "t.jsonl", 0, labels=labels)
-    assert choice(tmp_path / "t.jsonl", 0, labels="values")["labels"] == "values"
+    for name in ("values", "relative"):
+        assert choice(tmp_path / "t.jsonl", 0, labels=name)["labels"] == name
 
 
 def test_a_pilot_foresees_the_labels_of_all_and_refuses_nothing(

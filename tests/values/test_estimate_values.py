@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from espalier.data.examples.label_balance import LabelBalance, label_balance
+from espalier.data.examples.label_balance import LabelBalance, check_balance, label_balance
 from espalier.data.examples.step_examples import StepValueExamples
 from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import file_sha256, read_records, write_records
@@ -404,6 +404,15 @@ def test_the_balance_of_labels_by_hand() -> None:
     assert not LabelBalance(100, 98, 1.0, 0.1).is_contradicted
     assert not LabelBalance(100, 100, 1.0, 0.51).is_contradicted
     assert not LabelBalance(100, 100, 1.0, None).is_contradicted
+    assert LabelBalance(100, 90, 1.0, 0.5).is_doubtful
+    assert not LabelBalance(100, 89, 1.0, 0.1).is_doubtful
+    assert not LabelBalance(100, 90, 1.0, 0.51).is_doubtful, "most states of a policy that is mostly right are good"
+
+
+def test_labels_that_nearly_all_say_good_where_little_succeeds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    check_balance([1.0] * 95 + [0.0] * 5, [0.1] * 100, "v.jsonl", "take another policy")
+    assert "v.jsonl: 95 of 100 labels of inner steps are 1, at a mean value of their states of 0.10" in caplog.text
+    assert "such labels teach little: take another policy" in caplog.text
 
 
 def test_bad_lines_are_told_with_their_place(tmp_path: Path) -> None:

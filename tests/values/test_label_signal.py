@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,46 @@ def test_which_of_two_counts_is_better_under_a_uniform_distribution() -> None:
 
 
 def test_the_verdicts_rule() -> None:
-    assert verdict(0.7, 0.6, 0.8, 0.9) == SIGNAL
-    assert verdict(0.7, 0.6, 0.8, 0.8) == WEAK  # the order is uncertain
-    assert verdict(0.4, 0.3, 0.5, 0.9) == WEAK
-    assert verdict(0.6, 0.1, 0.8, 0.9) == WEAK
-    assert verdict(0.1, 0.02, 0.18, 0.9) == NONE
-    assert verdict(0.3, -0.1, 0.6, 0.9) == NONE
+    assert verdict(0.7, 0.6, 0.8, 0.9, 0.3) == SIGNAL
+    assert verdict(0.7, 0.6, 0.8, 0.8, 0.0) == WEAK  # the order is uncertain
+    assert verdict(0.4, 0.3, 0.5, 0.9, 0.0) == WEAK
+    assert verdict(0.6, 0.1, 0.8, 0.9, 0.0) == WEAK
+    assert verdict(0.7, 0.6, 0.8, 0.9, 0.5) == WEAK  # too small for soft labels
+    assert verdict(0.1, 0.02, 0.18, 0.9, 0.0) == NONE
+    assert verdict(0.3, -0.1, 0.6, 0.9, 0.0) == NONE
+
+
+def test_the_gain_is_how_much_lower_a_loss_is_that_knows_the_values() -> None:
+    """Of uniform values: log 2 - 1/2 (the mean entropy of a uniform probability is 1/2)."""
+    assert ValuePrior(1.0, 1.0).loss_gain == pytest.approx(np.log(2) - 1 / 2, abs=1e-5)
+    rng = np.random.default_rng(1)
+    for alpha, beta in ((0.3, 2.7), (0.02, 0.2), (300.0, 100.0), (1e4, 9e4)):
+        values, mean = np.clip(rng.beta(alpha, beta, 400_000), 1e-300, 1 - 1e-16), alpha / (alpha + beta)
+        losses = -values * np.log(values) - (1 - values) * np.log1p(-values)
+        drawn = -mean * np.log(mean) - (1 - mean) * np.log1p(-mean) - losses.mean()
+        assert ValuePrior(alpha, beta).loss_gain == pytest.approx(drawn, abs=0.002)
+
+
+def test_values_without_noise_that_are_too_small_for_soft_labels_are_weak(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Right states are worth 0.1 and wrong ones 0 for six steps of eight; made hard, the same values carry signal."""
+    rng = random.Random(5)
+    values = []
+    for _ in range(400):
+        place = rng.randrange(9)  # of the first wrong step
+        values.append([0.0 if step >= place else (0.1 if step < 6 else 0.8) for step in range(8)])
+    rows = simulated(values, 256)
+    document = ran(rows, tmp_path)
+    assert document["read"]["mean"] > 0.9
+    assert document["figures"]["expected_auc"]["mean"] > 0.9
+    assert (document["verdict"], document["labels"]) == (WEAK, "soft")
+    assert document["low_gain_share"] == pytest.approx(6 / 8, abs=0.05)
+    assert document["remedy"].startswith("at the steps of 7")
+    assert "labels=relative" in caplog.text
+    hard = [replace(one, labels=[float(value > 0.05) for value in one.values]) for one in rows]
+    document = ran(hard, tmp_path)
+    assert (document["verdict"], document["labels"], document["remedy"]) == (SIGNAL, "hard", "")
 
 
 def described(rows: list[StepValues]) -> dict[str, Any]:
@@ -229,7 +264,7 @@ def test_signal_of_one_problem_is_not_known_and_of_few_is_said_to_be_of_few(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One problem has an interval without width."""
-    spread = [row(f"p{number}/{k}", [16 * (k % 2), k], num=16) for number in range(3) for k in range(6)]
+    spread = [row(f"p{number}/{k}", [16 * (k % 2), 3 * k], num=16) for number in range(3) for k in range(6)]
     document = ran(spread[:6], tmp_path)
     assert (document["verdict"], document["problems"]) == ("not known", 1)
     assert document["remedy"] == "one problem does not show how much the labels of others differ: sample more problems"
