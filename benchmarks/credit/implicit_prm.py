@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
 from benchmarks.credit.plan import read_plan
 from benchmarks.credit.rare_success import script
 from benchmarks.credit.runs import digest, planned_policy, tokens_of
@@ -167,19 +167,16 @@ def rows_of(cell: str, records: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 
 def figures_of(cell: str, records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, for each loss, the AUC of the worst step so far minus that of the Monte-Carlo model."""
-    figures = {}
-    for loss in LOSSES:
-        gains = [row["auc"][f"{loss}_minimum"]["mean"] - row["auc"]["monte_carlo"]["mean"] for row in records]
-        found = mean_over_seeds(gains)
-        figures[f"{cell}_{loss}_minus_monte_carlo"] = {
-            "value": round(found.value, 4),
-            "low": None if found.low is None else round(found.low, 4),
-            "high": None if found.high is None else round(found.high, 4),
-            "unit": f"AUC, {found.n} seed{'s' * (found.n > 1)}", "goal": 0.0, "better": "higher",
-            "met": found.value >= 0.0, "how": HOW,
-        }  # fmt: skip
-    return figures
+    """Return, for each loss, the AUC of the worst step so far minus that of the Monte-Carlo model; met where the
+    interval over seeds lies above 0."""
+    gains = {
+        loss: [row["auc"][f"{loss}_minimum"]["mean"] - row["auc"]["monte_carlo"]["mean"] for row in records]
+        for loss in LOSSES
+    }
+    return {
+        f"{cell}_{loss}_minus_monte_carlo": figure_above_zero(mean_over_seeds(values), "AUC", HOW)
+        for loss, values in gains.items()
+    }
 
 
 def write(records: Sequence[dict[str, Any]]) -> None:

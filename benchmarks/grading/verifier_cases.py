@@ -1,4 +1,5 @@
-"""Cases of every verifier: responses that the published rule accepts, and such as it refuses."""
+"""Cases of every verifier but the judge: responses that its rule accepts, and such as it refuses. They are written here
+from the rules; solutions of published data sets are in benchmarks/grading/verifiers.py."""
 
 from typing import Any
 
@@ -50,12 +51,21 @@ ANSWERS: list[tuple[str, Any, list[str], list[str]]] = [
     ("ifeval", '{"func_name": "validate_no_commas"}', ["a b", "<think>a, b</think>c"], ["a, b", ""]),
     ("marked_number", "4", ["2 + 2 = 4\n#### 4"], ["4"]),
     ("choice", "B", ["The answer is (B)."], ["The answer is (C)."]),
+    ("response_math", "\\frac{1}{2}", ["so $x = 2$, \\boxed{0.5}", "The answer is 1/2."],
+     ["\\boxed{0.5}, or rather \\boxed{0.25}", "The answer is 1/2. Wait, it is 1/3."]),
+    ("number", "72", ["72 apples", "72.0"], ["12 or 72", "-72", ""]),
+    ("response_number", "7", ["3 + 4 = 7. The answer is 7 apples.", "so it is 8\n#### 7"], ["#### 7\n#### 8", "8"]),
+    ("boolean3", "Unknown", ["The answer is Unknown.", "Uncertain"], ["The answer is True.", "False", ""]),
+    ("short_answer", ["The Beatles", "Fab Four"], ["beatles", "The Fab Four!"], ["Beatle", "the"]),
 ]  # fmt: skip
 
 # verifier, ground truth, response, its number of tokens, score
 SCORES: list[tuple[str, Any, str, int, float]] = [
     ("string_f1", ["The red, big car", "bus"], "a red car", 3, 0.8),  # precision 2/2, recall 2/3
     ("string_f1", ["x"], "<think>open", 3, 0.0),
+    ("code_stdio", {"inputs": ["2", "5"], "outputs": ["4", "10"]}, ECHO, 9, 1.0),
+    ("code_stdio", {"inputs": ["2", "5"], "outputs": ["4", "11"]}, ECHO, 9, 0.5),
+    ("code_stdio", {"inputs": ["2"], "outputs": ["5"]}, ECHO, 9, 0.0),
     *[("max_length", 8, "x", tokens, score) for tokens, score in ((0, 0.0), (4, 0.5), (8, 1.0), (9, 0.0))],
     *[("up_to_max_length", "8", "x", tokens, score) for tokens, score in ((8, 1.0), (10, 0.75), (16, 0.0), (99, 0.0))],
 ]  # fmt: skip
