@@ -7,8 +7,7 @@ grades. Changed for that are: the length (one iteration of two problems, and wha
 many completions a state gets. Prompts, rewards, estimators, learners and token limits are the recipe's.
 """
 
-import gzip
-import shutil
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from tests.runtime.test_configs import missing_keys
 from tests.support.answering_server import AnsweringServer
 from tests.support.rl_cases import read_metrics
 
-pytestmark = pytest.mark.slow
 RECIPES = sorted(path.stem for path in CONF.glob("exp/ppo/*.yaml") if not path.stem.startswith("base_"))
 WINDOW = 4096
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
@@ -53,17 +51,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def public(data: Path, datasets_dir: Path) -> Path:
-    """A few rows of GSM8K, MATH and LogiQA in one folder, in their published layout."""
-    (data / "gsm8k").mkdir()
-    lines = (datasets_dir / "gsm8k" / "train.jsonl").read_text().splitlines(keepends=True)
-    (data / "gsm8k" / "train.jsonl").write_text("".join(lines[:60]))
-    shutil.copytree(datasets_dir / "math" / "MATH", data / "MATH")
-    (data / "logiqa2").mkdir()
-    with gzip.open(datasets_dir / "logiqa2" / "dev.txt.gz", "rt") as file:
-        rows = sorted(file, key=len)[:42]
-    (data / "logiqa2" / "train.txt").write_text("".join(rows[:40]))
-    (data / "logiqa2" / "dev.txt").write_text("".join(rows[40:]))
+def public(data: Path) -> Path:
+    """Rows in the published layouts of GSM8K, MATH and LogiQA 2 in one folder, written here."""
+    for folder in ("gsm8k", "MATH/train/algebra", "logiqa2"):
+        (data / folder).mkdir(parents=True)
+    sums = [(3 + number, 40 + 2 * number) for number in range(60)]
+    rows = [{"question": f"Ann has {a} pens and Tom has {b}. How many pens do they have?",
+             "answer": f"They have <<{a}+{b}={a + b}>>{a + b} pens.\n#### {a + b}"} for a, b in sums]  # fmt: skip
+    (data / "gsm8k" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for number, (a, b) in enumerate(sums):
+        row = {"problem": f"Compute ${a} \\cdot {b}$.", "level": f"Level {1 + number % 5}", "type": "Algebra",
+               "solution": f"We multiply, and ${a} \\cdot {b} = \\boxed{{{a * b}}}$."}  # fmt: skip
+        (data / "MATH" / "train" / "algebra" / f"{number}.json").write_text(json.dumps(row))
+    for name, numbers in (("train", range(40)), ("dev", range(40, 44))):
+        asked = [{"id": number, "answer": number % 4, "text": f"There are {number} cats, and all sleep.",
+                  "question": "Which is true?", "type": {"Sufficient Conditional Reasoning": True},
+                  "options": [f"Case {place} holds." for place in range(4)]} for number in numbers]  # fmt: skip
+        (data / "logiqa2" / f"{name}.txt").write_text("".join(f"{json.dumps(row)}\n" for row in asked))
     return data
 
 
@@ -155,7 +159,12 @@ def run(config: RLConfig) -> None:
 
 # The verifiers of these recipes write in a vLLM engine of their own, which starts for real.
 WRITTEN = ("grpo_rationales_word_arithmetic", "process_grpo_verdicts_word_arithmetic")
-CASES = [pytest.param(name, marks=[pytest.mark.server] if name in WRITTEN else []) for name in RECIPES]
+QUICK = ("ppo_rho_gsm8k", "remax_logiqa", "vineppo_deepseek_math")
+"""In the ordinary suite, one of each published task; the others are slow."""
+CASES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK) + [pytest.mark.server] * (name in WRITTEN))
+    for name in RECIPES
+]
 
 
 @pytest.mark.parametrize("recipe", CASES)
@@ -181,6 +190,7 @@ def test_a_recipe_of_reinforcement_learning_makes_an_iteration(
     assert row["update/grad_norm"] > 0 or recipe == "grpo_rationales_word_arithmetic"
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_answers_are_extracted_by_an_engine(
     models: Path, data: Path, server: AnsweringServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
