@@ -11,6 +11,7 @@
 #   bash scripts/bench.sh implicit_prm [--cells C ...] [--seeds S ...]
 #   bash scripts/bench.sh generative_verifiers [--seeds S ...]
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
+#   bash scripts/bench.sh seeds                    the four above, three seeds each: what is missing of them
 #   bash scripts/bench.sh search [accuracy] [speed] [data] [--cells C ...] [--methods M ...] [--seeds S ...] [--problems N]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh sizes [memory] [resume] [peers]  planned memory beside what tensors took; checkpoints on fewer
@@ -29,6 +30,11 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 name=${1:-}
+if [[ $name == seeds ]]; then
+  if [[ $# != 1 ]]; then echo "error: seeds takes no arguments: run one of its benchmarks" >&2; exit 2; fi
+  for one in reward_models implicit_prm generative_verifiers calibration; do bash "$0" "$one"; done
+  exit 0
+fi
 files=(benchmarks/*/"$name.py")
 if [[ -z $name || ${#files[@]} != 1 || ! -f ${files[0]} ]]; then
   known=$(for file in benchmarks/*/*.py; do
