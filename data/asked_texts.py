@@ -29,6 +29,15 @@ class WrittenText:
 class Asks(Protocol):
     """What asks: `sampling.asking.Asking`."""
 
+    @property
+    def num_texts(self) -> int:
+        """How many texts are written for each."""
+
+    @property
+    def most_asked(self) -> int | None:
+        """The most tokens that can be asked, so that what is written still fits behind them; None where no window is
+        known here."""
+
     def open(self, model: str, text: str, ids: list[int]) -> None:
         """Start asking for that model, whose tokens of `text` are `ids` ("": whichever the client names)."""
 

@@ -21,9 +21,9 @@ class AskedWriter:
         check_model_folder(path)
         self.path, self.asking = path, asking
         self.tokenizer = load_tokenizer(path)
-        if (number := getattr(getattr(asking, "params", None), "n", 1)) != 1:
-            raise BadInput(f"reward.forecasts.extractor.asking.params.n={number}: one list of answers is read for each "
-                           "response: leave it 1")  # fmt: skip
+        if asking.num_texts != 1:
+            raise BadInput(f"reward.forecasts.extractor.asking.params.n={asking.num_texts}: one list of answers is "
+                           "read for each response: leave it 1")  # fmt: skip
 
     def __call__(self, prompts: Sequence[str]) -> list[str | None]:
         """Return continuations without their end token, in order; None where one did not end by itself. Raises BadInput
@@ -48,12 +48,11 @@ class AskedWriter:
 
     def _check_window(self, longest: int) -> None:
         """Raise BadInput where an engine would cut what is written short: a list without an end offers nothing."""
-        window = getattr(getattr(self.asking, "client", None), "max_model_length", 0) or 0
-        max_tokens = getattr(getattr(self.asking, "params", None), "max_tokens", 0)
-        if window and longest + max_tokens > window:
-            raise BadInput(f"{self.path}: a prompt of {longest} tokens and {max_tokens} more do not fit into the "
-                           f"window of {window}: raise the extractor's asking.client.max_model_len, or shorten "
-                           "responses")  # fmt: skip
+        most = self.asking.most_asked
+        if most is not None and longest > most:
+            raise BadInput(f"{self.path}: a prompt of {longest} tokens is longer than the {most} its window leaves "
+                           "beside asking.params.max_tokens: raise the extractor's asking.client.max_model_len, or "
+                           "shorten responses")  # fmt: skip
 
     def close(self) -> None:
         """End the engines."""

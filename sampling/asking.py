@@ -65,6 +65,17 @@ class Asking:
         self._loop = BackgroundLoop()
         self._is_open = False
 
+    @property
+    def num_texts(self) -> int:
+        """How many texts are written for each."""
+        return self.params.n
+
+    @property
+    def most_asked(self) -> int | None:
+        """The most tokens that can be asked: an engine's window less `params.max_tokens`; None where none is known."""
+        window = getattr(self.client, "max_model_length", None)
+        return window - self.params.max_tokens if window else None
+
     def open(self, model: str, text: str, ids: list[int]) -> None:
         """Start the client's engines with this model, or compare a server's tokenizer with its tokens of `text` (no
         special ones); once.

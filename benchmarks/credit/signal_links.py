@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,7 @@ def row_of(solutions: Solutions, many: Sequence[Scores]) -> dict[str, Any]:
         steps = [
             JudgedStep(key[0], solutions.step[key], scores[key], right) for key, right in solutions.is_right.items()
         ]
-        found.append(measures(steps, SimpleNamespace(counts={})))  # type: ignore[arg-type]
+        found.append(measures(steps))
     return {
         "auc": fmean(one["inner_auc"]["mean"] for one in found),
         "interval": [found[0]["inner_auc"][end] for end in ("low", "high")],

@@ -198,9 +198,9 @@ def measure(labels: Labelling, way: str, number: int) -> TreeDataRecord:
     """Label, train, score and compare with the truth, and, where labels are of trees, with independent completions."""
     solutions = dev_solutions(labels, number)
     values, tokens = labels.values(way)
-    steps, context = judged(labels, way, solutions)
-    other = None if way == INDEPENDENT else judged(labels, INDEPENDENT, solutions)[0]
-    found = measures(steps, context)
+    steps = judged(labels, way, solutions)
+    other = None if way == INDEPENDENT else judged(labels, INDEPENDENT, solutions)
+    found = measures(steps)
     rows = read_records(StepValues, values)
     logged = (labels.folder / way / "prm" / "metrics.jsonl").read_text().splitlines()
     return TreeDataRecord(
@@ -227,9 +227,8 @@ def num_labelled(rows: Sequence[StepValues]) -> int:
                 for end, label in zip(row.step_ends[:-1], row.labels, strict=False) if label is not None})  # fmt: skip
 
 
-def judged(labels: Labelling, way: str, solutions: Path) -> tuple[list[JudgedStep], StageContext]:
-    """Return the inner steps of the solutions, scored by the model of a way and judged by the task; a context for what
-    is made of them."""
+def judged(labels: Labelling, way: str, solutions: Path) -> list[JudgedStep]:
+    """Return the inner steps of the solutions, scored by the model of a way and judged by the task."""
     cell, folder = labels.cell, labels.folder / way
     values, _ = labels.values(way)
     scores = folder / "scores.jsonl"
@@ -239,7 +238,7 @@ def judged(labels: Labelling, way: str, solutions: Path) -> tuple[list[JudgedSte
     labels.stage("prm/score_steps", solutions, scores, f"stage.model={folder / 'prm' / 'model'}")
     task = build(compose_config(SampleConfig, "api/vllm/trajectories", [*cell.task, "policy=p", "output=o"]).task)
     context = StageContext(task, folder / "truth.json", 60)
-    return CompareWithTruth(str(scores)).judged_steps(str(solutions), context), context
+    return CompareWithTruth(str(scores)).judged_steps(str(solutions), context)
 
 
 def _path(results: Path, cell: Cell, way: str, seed: int) -> Path:

@@ -57,7 +57,10 @@ class CompareWithTruth:
         if not hasattr(context.task, "position"):
             raise BadInput("only an enumerable task knows which steps are right: set task=word_arithmetic, "
                            "long_arithmetic or rule_logic")  # fmt: skip
-        return measures(self.judged_steps(input_path, context), context)
+        found = measures(self.judged_steps(input_path, context))
+        context.counts.update(steps=found["num_steps"], right_share=round(found["right_share"], 4))
+        context.counts.update({name: found[name] and found[name]["mean"] for name in ("inner_auc", "index_auc")})
+        return found
 
     def judged_steps(self, input_path: str, context: StageContext) -> list[JudgedStep]:
         """Return every distinct inner step, in the order of the trajectories. Raises BadInput as `run`, where the task
@@ -100,8 +103,8 @@ class CompareWithTruth:
         return list(found.values())
 
 
-def measures(steps: Sequence[JudgedStep], context: StageContext) -> dict[str, Any]:
-    """Return the document of `CompareWithTruth`."""
+def measures(steps: Sequence[JudgedStep]) -> dict[str, Any]:
+    """Return the document of `CompareWithTruth` on distinct inner steps."""
     by_index: dict[int, list[JudgedStep]] = defaultdict(list)
     for step in steps:
         by_index[step.step].append(step)
@@ -112,8 +115,6 @@ def measures(steps: Sequence[JudgedStep], context: StageContext) -> dict[str, An
         return resampled([step.problem_id for step in steps], lambda weights: auc(scores, truth, weights))
 
     inner, index = interval([step.score for step in steps]), interval([shares[step.step] for step in steps])
-    context.counts.update(steps=len(steps), right_share=round(float(np.mean(truth)), 4))
-    context.counts.update(inner_auc=inner and inner["mean"], index_auc=index and index["mean"])
     return {
         "inner_auc": inner,
         "index_auc": index,

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +20,9 @@ from espalier.rewards.asked_writer import AskedWriter
 from espalier.rewards.calibration import LinguisticCalibrationReward
 from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, Questions, TextScorer
 from espalier.rewards.score import HoldsEngines, HoldsModels
+from espalier.sampling.asking import Asking
+from espalier.sampling.client import SamplingParams
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +116,9 @@ def test_draws_have_the_probabilities_of_the_softmax() -> None:
 class Answering:
     """Writes what it is given to, in turn; keeps what it was asked."""
 
-    def __init__(self, answers: list[list[WrittenText] | None]):
+    def __init__(self, answers: list[list[WrittenText] | None], num_texts: int = 1, most_asked: int | None = None):
         self.answers, self.asked, self.opened, self.is_closed = answers, list[AskedText](), [], False
+        self.num_texts, self.most_asked = num_texts, most_asked
 
     def open(self, model: str, text: str, ids: list[int]) -> None:
         self.opened.append((model, text, ids))
@@ -153,15 +155,17 @@ def test_an_engine_that_extracts_is_asked_in_its_own_tokens_and_a_list_without_a
     assert isinstance(reward, HoldsEngines)
     reward.close()
     assert asking.is_closed
-    asking.answers = []
-    writer.asking = cast(Any, SimpleNamespace(
-        open=asking.open, params=SimpleNamespace(n=1, max_tokens=300), client=SimpleNamespace(max_model_length=304),
-    ))  # fmt: skip
-    with pytest.raises(BadInput, match=r"and 300 more do not fit into the window of 304: raise the extractor's"):
+    writer.asking = Answering([], most_asked=4)
+    with pytest.raises(BadInput, match=r"tokens is longer than the 4 that its window leaves.*raise the extractor's"):
         writer(["Who sang it, and when?"])
-    many = SimpleNamespace(params=SimpleNamespace(n=4))
     with pytest.raises(BadInput, match=r"asking\.params\.n=4: one list of answers is read"):
-        AskedWriter(str(folder / "policy"), cast(Any, many))
+        AskedWriter(str(folder / "policy"), Answering([], num_texts=4))
+
+
+def test_what_asks_says_how_many_tokens_its_engines_have_room_for(folder: Path) -> None:
+    client = DataParallelEngines(model=str(folder / "policy"), max_model_len=304, num_engines=1)
+    asking = Asking(client, SamplingParams(2, 1.0, 300), "engine.log")
+    assert (asking.num_texts, asking.most_asked) == (2, 4)
 
 
 def test_questions_are_those_of_a_file_or_of_all_splits_of_a_folder(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ Texts = list[WrittenText] | None
 class Model:
     """An `Asks` that computes the likeliest tokens here; `writes` says what it writes about a text."""
 
+    num_texts, most_asked = 1, None
+
     def __init__(self, folder: str, writes: Callable[[str], Texts], num_likeliest: int = 10_000):
         self.network, self.writes, self.num_likeliest = load_policy(folder), writes, num_likeliest
         self.opened: list[str] = []

@@ -170,7 +170,7 @@ def script_fault(name: str, arguments: list[str]) -> str:
     text = (ROOT / name).read_text()
     if name in ("scripts/bench.sh", "scripts/faults.sh"):
         known = {path.stem.removesuffix("_faults") for path in ROOT.glob("benchmarks/*/*.py")}
-        known |= {path.stem for path in ROOT.glob("benchmarks/*/*.py")}
+        known |= {path.stem for path in ROOT.glob("benchmarks/*/*.py")} | {"seeds"}
         is_known = not arguments or is_placeholder(arguments[0]) or arguments[0] in known
         return "" if is_known else f"there is no benchmark {arguments[0]}"
     if settings := re.search(r'^settings="([^"]*)"', text, re.MULTILINE):
