@@ -149,15 +149,19 @@ def _load(
 
 
 CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratch")
+FRESH_HEADS = ("drawn", "zero")
 
 
 def load_critic(
-    path: str, source: str = "auto", attention: str = "auto", gradient_checkpointing: bool | str = False
+    path: str,
+    source: str = "auto",
+    attention: str = "auto",
+    gradient_checkpointing: bool | str = False,
+    head: str = "drawn",
 ) -> PreTrainedModel:
     """Return a value at every position. `source` says what `path` is:
 
-    - "policy": a causal language model, whose body gets a fresh head: weights drawn from a normal distribution of
-      standard deviation 1/sqrt(hidden + 1) (Huang et al. 2024, "The N+ implementation details of RLHF"), bias 0;
+    - "policy": a causal language model, whose body gets a fresh head;
     - "reward_model": a trained folder with one label (process or outcome reward model, also one that others published
       as transformers' classifier of whole texts, or an earlier critic): body and head as they are;
     - "reward_model_body": a trained folder with any number of labels; its body gets a fresh head as a policy's does,
@@ -165,8 +169,15 @@ def load_critic(
     - "scratch": either; only the sizes are taken, all weights are drawn anew;
     - "auto": "reward_model" where the folder is one, else "policy".
 
-    Raises BadModel where the folder is not what `source` says, or has several labels.
+    The weights of a fresh head are drawn from a normal distribution of standard deviation 1/sqrt(hidden + 1) (Huang et
+    al. 2024, "The N+ implementation details of RLHF"), or with `head` "zero" 0, so that every first value is; its bias
+    is 0.
+
+    Raises BadModel where the folder is not what `source` says, or has several labels, and where no head is fresh that
+    could be zero.
     """
+    if head not in FRESH_HEADS:
+        raise BadModel(f"critic.model.head must be one of {', '.join(FRESH_HEADS)}, got '{head}'")
     if source not in CRITIC_SOURCES:
         raise BadModel(f"critic.model.source must be one of {', '.join(CRITIC_SOURCES)}, got '{source}'")
     if _is_log_ratio_reward(path):
@@ -177,6 +188,9 @@ def load_critic(
     if source in ("policy", "reward_model", "reward_model_body") and is_reward != (source != "policy"):
         raise BadModel(f"{path} is {'a' if is_reward else 'no'} reward model: set critic.model.source=auto")
     has_fresh_head = not is_reward or source in ("reward_model_body", "scratch")
+    if not has_fresh_head and head != "drawn":
+        raise BadModel(f"{path} keeps its trained head, and critic.model.head={head} is for a fresh one: set "
+                       "critic.model.head=drawn, or critic.model.source=reward_model_body")  # fmt: skip
     if not has_fresh_head and config.num_labels != 1:
         raise BadModel(f"{path} has {config.num_labels} labels and a critic needs one: source=reward_model_body gives "
                        "it a fresh head")  # fmt: skip
@@ -192,9 +206,10 @@ def load_critic(
         model = _load(path, 1, attention, gradient_checkpointing, has_fresh_head)
     if has_fresh_head:
         model.config.critic_form = None  # whatever stood there
-        head = model.get_submodule("score")
-        torch.nn.init.normal_(head.get_parameter("weight"), std=(config.hidden_size + 1) ** -0.5)
-        torch.nn.init.zeros_(head.get_parameter("bias"))
+        score = model.get_submodule("score")
+        spread = (config.hidden_size + 1) ** -0.5 if head == "drawn" else 0.0
+        torch.nn.init.normal_(score.get_parameter("weight"), std=spread)
+        torch.nn.init.zeros_(score.get_parameter("bias"))
     return model
 
 

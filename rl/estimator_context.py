@@ -120,8 +120,9 @@ class AdvantageEstimator(Protocol):
     """Built from conf/advantage/. One that refuses process rewards says so by `takes_step_rewards = False`, one that
     reads them by `needs_step_rewards = True`, and by `reward_form` if they must be of one form; one that sets process
     scores beside rewards by `has_process_scores = True`, one that reads the branches of a tree by `reads_branches =
-    True`, one that computes values by the positions of a task's solutions by `reads_positions = True`
-    (rl/combinations/)."""
+    True`, one that computes values by the positions of a task's solutions by `reads_positions = True`, one that reads
+    `experience.implicit_rewards` by `needs_implicit_rewards = True`, one that discounts them among the rewards of
+    tokens by `takes_implicit_rewards = True` (rl/combinations/)."""
 
     needs_critic: bool
     """Whether it reads `experience.values`."""

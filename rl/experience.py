@@ -9,6 +9,7 @@ rank then gets.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,13 @@ def token_rewards(groups: Sequence[RolloutGroup], response_mask: torch.Tensor) -
         for end, value in zip(trajectory.step_ends, score.steps, strict=False):
             rewards[row, start + end - 1] += value
     return rewards
+
+
+def add_implicit_rewards(experience: Experience, weight: float) -> Experience:
+    """Return the experience whose rewards [N, T] have `weight` times its implicit rewards in them."""
+    assert experience.rewards is not None
+    assert experience.implicit_rewards is not None
+    return replace(experience, rewards=experience.rewards + weight * experience.implicit_rewards)
 
 
 def reference_terms(

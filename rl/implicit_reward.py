@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 _WARNING = (
     "the implicit reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over "
     "{num} iterations, no better than chance: the policy is led away from right answers; raise "
-    "implicit_reward.learning_rate (it must learn faster than the policy), or set advantage.process_weight=0"
+    "implicit_reward.learning_rate (it must learn faster than the policy), or set its weight to 0 "
+    "(advantage.process_weight with advantage=prime, else implicit_reward.weight)"
 )
 
 

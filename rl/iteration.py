@@ -14,7 +14,7 @@ import torch
 from espalier.rl.credit_watch import StepWatch
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
-from espalier.rl.experience import make_experience, token_rewards
+from espalier.rl.experience import add_implicit_rewards, make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
@@ -116,6 +116,8 @@ class Iteration:
             distance = {}
             if experience.reference_logprobs is not None:
                 distance = describe_kl(experience, rewards) | {"kl/coefficient": self.policy.loss.kl.coefficient}
+            if config.implicit_reward is not None and getattr(self.estimator, "takes_implicit_rewards", False):
+                experience = add_implicit_rewards(experience, config.implicit_reward.weight)
             if config.update.whitens_rewards:
                 assert experience.rewards is not None
                 whitened = whiten_around_mean(experience.rewards, experience.response_mask)

@@ -46,6 +46,13 @@ def full_divergence(logits: torch.Tensor, reference_logits: torch.Tensor, temper
     return (policy.exp() * (policy - reference)).sum(-1)
 
 
+def bounded(terms: torch.Tensor, config: KLConfig) -> torch.Tensor:
+    """Keep the terms [...] of tokens within `max_token` nats of 0, and at 0 or above with `cuts_negative`."""
+    if config.max_token > 0:
+        terms = terms.clamp(-config.max_token, config.max_token)
+    return terms.clamp(min=0.0) if config.cuts_negative else terms
+
+
 def check_kl(config: KLConfig) -> None:
     """Raise BadInput on settings that do not exist, or that would be without effect."""
     for is_good, need in (
@@ -61,6 +68,11 @@ def check_kl(config: KLConfig) -> None:
         (
             config.target == 0 or config.coefficient > 0,
             "kl.target adapts kl.coefficient, which must begin above 0",
+        ),
+        (
+            config.kind == "k1" or not config.cuts_negative,
+            f"kl.cuts_negative=true cuts terms below 0, and those of kl.kind={config.kind} never are: set it to false, "
+            "or kl.kind=k1 with kl.place=reward",
         ),
         (config.max_token >= 0, f"kl.max_token must be at least 0 (0: no bound), got {config.max_token:g}"),
     ):

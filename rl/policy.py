@@ -29,6 +29,7 @@ from espalier.models.packing_check import packs_rows
 from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
 from espalier.rl.experience import RowScorer, empty_loss, reference_terms
 from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.kl import bounded
 from espalier.rl.learner import UpdateSums, write_model
 from espalier.rl.losses import token_weights
 from espalier.rl.metrics import kl_per_response
@@ -122,9 +123,7 @@ class Policy:
             return experience
         assert experience.rewards is not None
         terms = reference_terms(scorer, experience, self.engine.model, reference, kl.kind, temperature)
-        if kl.max_token > 0:
-            terms = terms.clamp(-kl.max_token, kl.max_token)
-        return replace(experience, rewards=experience.rewards - self.loss.kl.coefficient * terms)
+        return replace(experience, rewards=experience.rewards - self.loss.kl.coefficient * bounded(terms, kl))
 
     def check(self, experience: Experience, estimate: Estimate) -> None:
         """Any advantages can be learnt."""

@@ -14,7 +14,7 @@ from espalier.data.records import BadInput
 from espalier.models.logprobs import logit_scores
 from espalier.models.precision import autocast
 from espalier.rl.experience import policy_logits, policy_logprobs
-from espalier.rl.kl import KLController, divergence, full_divergence
+from espalier.rl.kl import KLController, bounded, divergence, full_divergence
 from espalier.rl.learner import UpdateSums
 from espalier.rl.losses import CORRECTIONS, LEVELS, NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
 from espalier.rl.row_shares import taker
@@ -119,8 +119,7 @@ class PolicyLoss:
         if kind:
             assert experience.reference_logprobs is not None
             terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
-            if config.kl.max_token > 0:
-                terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
+            terms = bounded(terms, config.kl)
             sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
             total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
         if config.update.entropy_bonus:

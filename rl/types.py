@@ -83,8 +83,9 @@ class Experience:
 
     `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `rollout_logprobs` [N, T] at sampling; `old`: what
     the policy before the update makes of them; `reference_logprobs` [N, T], None without a KL penalty. `rewards`
-    [N, T]: outcomes at last tokens, process rewards at step ends, and the KL penalty where it is part of the reward.
-    `implicit_rewards` [N, T]: those of every response token by a reward model that is trained along, None without one.
+    [N, T]: outcomes at last tokens, process rewards at step ends, the KL penalty where it is part of the reward, and
+    implicit rewards where the estimator discounts them too. `implicit_rewards` [N, T]: those of every response token by
+    a reward model that is trained along, unweighted, None without one.
     `values` [N, T]: the critic's value of the state a token is chosen in, None where there is no critic. `advantages`
     [N, T] are None until they are estimated; `returns` [N, T], the targets of a critic, stay None where there is no
     critic. `return_weights` [N, T]: how much each of them counts, 0 where nothing is learnt; None: all alike.

@@ -72,6 +72,7 @@ class GAE:
 
     needs_critic = True
     reads_token_rewards = True
+    takes_implicit_rewards = True
     samples_more = False
     smallest_group = 1
 

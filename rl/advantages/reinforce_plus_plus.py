@@ -25,6 +25,7 @@ class ReinforcePlusPlusAdvantage:
 
     needs_critic = False
     reads_token_rewards = True
+    takes_implicit_rewards = True
     samples_more = False
 
     def __init__(self, gamma: float = 1.0, has_group_baseline: bool = False):

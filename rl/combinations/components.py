@@ -37,6 +37,12 @@ def estimators_of(config: RLConfig) -> Iterator[tuple[str, Any, dict[str, Any]]]
             yield key, *found
 
 
+def adds_implicit_rewards(config: RLConfig) -> bool:
+    """Say whether implicit rewards are added to the rewards of tokens, as the run's estimator takes them."""
+    found = component_settings(config.advantage) if config.implicit_reward is not None else None
+    return found is not None and getattr(found[0], "takes_implicit_rewards", False)
+
+
 def reward_range(node: Any) -> ScoreRange | None:
     """Return what the scores of a reward's config can be; None where its class does not say."""
     found = component_settings(node)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.models.load import is_reward_model
-from espalier.rl.combinations.components import class_name, demand, estimators_of, reward_range
+from espalier.rl.combinations.components import adds_implicit_rewards, class_name, demand, estimators_of, reward_range
 from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.runtime.schemas import RLConfig
 
@@ -41,6 +41,9 @@ def check_critic_range(config: RLConfig) -> None:
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     demand(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
+    demand(not adds_implicit_rewards(config) or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and implicit rewards, which have no bound, are added to those of tokens: {_REMEDY}, or "
+           "implicit_reward=none")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,27 @@ def _normalised_terms(node: Any, weight: float = 1.0) -> Iterator[NormalisedTerm
 def check_implicit_reward(config: RLConfig) -> None:
     """Settings of a reward that is trained along, and an estimator that reads it where there is one, and only there."""
     settings = config.implicit_reward
-    for key, kind, _ in estimators_of(config):
-        reads = getattr(kind, "needs_implicit_rewards", False)
-        demand(not reads or settings is not None, f"{key}: {kind.__name__} reads an implicit reward, and the run has "
+    for key, kind, given in estimators_of(config):
+        needs = getattr(kind, "needs_implicit_rewards", False)
+        demand(not needs or settings is not None, f"{key}: {kind.__name__} reads an implicit reward, and the run has "
                "none: set implicit_reward=policy")  # fmt: skip
-        demand(reads or settings is None or key != "advantage", f"{kind.__name__} reads no implicit reward: it "
-               "would be trained for nothing: set implicit_reward=none, or choose advantage=prime")  # fmt: skip
+        if settings is None or key != "advantage":
+            continue
+        takes = getattr(kind, "takes_implicit_rewards", False)
+        demand(needs or takes, f"{kind.__name__} reads no implicit reward: it would be trained for nothing: set "
+               "implicit_reward=none, or choose advantage=prime, gae or reinforce_plus_plus")  # fmt: skip
+        demand(not takes or not given.get("has_group_baseline"), f"{kind.__name__} takes a baseline without implicit "
+               "rewards off rewards that have them: set advantage.has_group_baseline=false, or choose "
+               "advantage=prime")  # fmt: skip
+        demand(takes or settings.weight == 1, f"{kind.__name__} weighs implicit rewards by advantage.process_weight, "
+               f"and implicit_reward.weight={settings.weight:g} is for gae and reinforce_plus_plus: leave it at "
+               "1")  # fmt: skip
     if settings is None:
         return
+    demand(not config.samples.estimators or not adds_implicit_rewards(config),
+           "samples.estimators are compared on one scale, and implicit rewards are added to what some of them read: "
+           "choose estimators=none, or advantage=prime")  # fmt: skip
+    demand(settings.weight >= 0, f"implicit_reward.weight must be at least 0, got {settings.weight:g}")
     for key, choices in (("reference", REFERENCES), ("update", UPDATES)):
         value = getattr(settings, key)
         demand(value in choices, f"implicit_reward.{key} must be one of {', '.join(choices)}, got '{value}'")

@@ -156,6 +156,9 @@ class KLConfig:
     """added to the loss, or to the reward as a cost of each token"""
     max_token: float = 0.0
     """above 0: bounds a token's term"""
+    cuts_negative: bool = False
+    """a token's term below 0 counts as 0, for kind=k1: no token is rewarded for being less likely than under the
+    reference; the cost is no longer an estimate of the KL divergence"""
     target: float = 0.0
     """above 0: the coefficient adapts itself to reach so many nats per response"""
     horizon: int = 10000
@@ -205,6 +208,10 @@ class ImplicitRewardConfig:
     before the update, which moves on)"""
     beta: float = 0.05
     """times the log-ratio: of a token its reward, of a response the logit of its success"""
+    weight: float = 1.0
+    """times its rewards, which are added to the rewards of tokens before advantage=gae or reinforce_plus_plus discounts
+    them: behind update.reward_scaling and a KL penalty, before update.whitens_rewards; advantage=prime has
+    advantage.process_weight"""
     update: str = "before"
     """before: it is trained on an iteration's outcomes, then asked for its rewards, which is a pass more; after: its
     rewards are read off the passes that train it"""

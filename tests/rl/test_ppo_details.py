@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.load import load_tokenizer
+from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.scalar_head import load_critic
 from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rl.advantages.gae import GAE
@@ -70,6 +70,36 @@ def test_scores_penalty_and_what_is_left_add_up_and_the_penalty_is_the_coefficie
         assert row["kl/k3"] >= 0
     assert rows[0]["kl/per_response"] == pytest.approx(0, abs=1e-4)  # the policy is the reference
     assert rows[-1]["kl/k2"] > 0
+
+
+def test_a_penalty_that_is_cut_below_0_costs_the_likelier_tokens_alone(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    experiences = []
+
+    class Keeps(GAE):
+        def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
+            experiences.append((groups, experience))
+            return super().__call__(groups, experience, context)
+
+    make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", estimator=Keeps(1.0, 0.95), num_iterations=2,
+                 evaluation_every=0, save_every=0, num_lines=2, kl=replace(PENALTY, cuts_negative=True),
+                 critic=CriticConfig()).run()  # fmt: skip
+    groups, experience = experiences[-1]
+    mask = experience.response_mask
+    scores = iter(total for group in groups for total in group.rewards)
+    costs = []
+    for row in range(len(mask)):
+        places = mask[row].nonzero().squeeze(1).tolist()
+        given = [float(experience.old_logprobs[row, t]) - float(experience.reference_logprobs[row, t]) for t in places]
+        costs += given
+        wanted = [-0.05 * max(0.0, term) for term in given]
+        wanted[-1] += next(scores)
+        assert experience.rewards[row, places].tolist() == pytest.approx(wanted, abs=1e-6)
+    assert min(costs) < -0.001  # some are cut
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["kl/penalty_in_reward"] == pytest.approx(-0.05 * sum(max(0.0, c) for c in costs) / len(mask), abs=1e-6)
+    assert last["kl/per_response"] == pytest.approx(sum(costs) / len(mask), abs=1e-5)
 
 
 def test_the_loss_is_the_policys_and_its_coefficient_times_the_critics(plain_run: Run) -> None:
@@ -148,6 +178,26 @@ def test_a_critic_begins_as_a_published_reward_model_head_and_all(source: str, p
     fresh = load_critic(str(published_reward_model), "reward_model_body")
     assert not torch.equal(fresh.get_parameter("score.weight"), theirs.score.weight)
     assert torch.equal(fresh.get_parameter("model.norm.weight"), theirs.model.norm.weight)
+
+
+@pytest.mark.parametrize("source", ["policy", "scratch", "reward_model_body"])
+def test_a_fresh_head_of_zeros_says_0_everywhere(source: str, tiny_policy: Path, published_reward_model: Path) -> None:
+    path = published_reward_model if source == "reward_model_body" else tiny_policy
+    critic = load_critic(str(path), source, head="zero")
+    ids = torch.tensor([[5, 9, 11, 30, 7]])
+    assert not critic(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.any()
+    assert load_critic(str(path), source)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.any()
+    names = [name for name, value in critic.named_parameters() if not value.any()]
+    assert names == ["score.weight", "score.bias"]
+
+
+def test_a_head_that_is_not_fresh_or_does_not_exist_is_no_zero_one(
+    tiny_policy: Path, published_reward_model: Path
+) -> None:
+    with pytest.raises(BadModel, match=r"keeps its trained head, and critic\.model\.head=zero is for a fresh one"):
+        load_critic(str(published_reward_model), "reward_model", head="zero")
+    with pytest.raises(BadModel, match=r"critic\.model\.head must be one of drawn, zero, got 'x'"):
+        load_critic(str(tiny_policy), "policy", head="x")
 
 
 def test_a_critic_of_another_tokenizer_is_refused_in_one_line(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from espalier.data.records import BadInput
-from espalier.rl.kl import KLController, check_kl, divergence, full_divergence
+from espalier.rl.kl import KLController, bounded, check_kl, divergence, full_divergence
 from espalier.rl.losses import (
     clipped_surrogate,
     importance_weights,
@@ -75,6 +75,14 @@ def test_the_gradients_of_the_estimators_are_those_of_the_table() -> None:
     torch.testing.assert_close(gradient("k3"), POLICY - REFERENCE)  # of KL(reference, policy)
 
 
+def test_terms_of_tokens_are_kept_within_their_bounds() -> None:
+    terms = torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0])
+    assert torch.equal(bounded(terms, KLConfig()), terms)
+    assert bounded(terms, KLConfig(max_token=2.0)).tolist() == [-2.0, -0.5, 0.0, 0.5, 2.0]
+    assert bounded(terms, KLConfig(cuts_negative=True)).tolist() == [0.0, 0.0, 0.0, 0.5, 3.0]
+    assert bounded(terms, KLConfig(max_token=2.0, cuts_negative=True)).tolist() == [0.0, 0.0, 0.0, 0.5, 2.0]
+
+
 def test_a_fixed_coefficient_stays_and_an_adaptive_one_follows_its_target() -> None:
     fixed, adaptive = KLController(0.2, 0.0, 1000), KLController(0.2, 6.0, 1000)
     for controller in (fixed, adaptive):
@@ -93,6 +101,7 @@ def test_a_fixed_coefficient_stays_and_an_adaptive_one_follows_its_target() -> N
         (KLConfig(place="return"), "kl.place"),
         (KLConfig(coefficient=-1.0), "kl.coefficient"),
         (KLConfig(target=3.0), "must begin above 0"),
+        (KLConfig(cuts_negative=True), r"those of kl\.kind=k3 never are"),
     ],
 )
 def test_kl_settings_without_sense_or_effect_are_refused(config: KLConfig, word: str) -> None:

@@ -147,16 +147,17 @@ RECIPES: dict[str, dict[str, Any]] = {
 CALIBRATION = {
     "num_iterations": 1500, "rollout.num_problems": 512, "rollout.group_size": 1, "update.minibatch_size": 512,
     "update.num_epochs": 1, "params.temperature": 0.7, "params.top_p": 1, "params.max_tokens": 300,
-    "kl.coefficient": 0.1, "kl.kind": "k1", "kl.place": "reward", "kl.target": 0.0, "advantage.gamma": 1.0,
-    "advantage.lam": 1.0, "update.clip_low": 0.2, "update.clip_high": 0.2, "update.whitens_rewards": True,
-    "update.learning_rate": 1e-5, "update.warmup_steps": 5, "update.schedule": "linear", "update.max_grad_norm": 1.0,
+    "kl.coefficient": 0.1, "kl.kind": "k1", "kl.place": "reward", "kl.target": 0.0, "kl.cuts_negative": True,
+    "advantage.gamma": 1.0, "advantage.lam": 1.0, "update.clip_low": 0.2, "update.clip_high": 0.2,
+    "update.whitens_rewards": True, "update.learning_rate": 1e-5, "update.warmup_steps": 5,
+    "update.schedule": "linear", "update.max_grad_norm": 1.0,
     "update.whitening": "standard", "update.loss_aggregation": "token", "optimizer.betas": [0.9, 0.999],
     "optimizer.eps": 1e-5, "optimizer.weight_decay": 0.0, "critic.optimizer.betas": [0.9, 0.999],
     "critic.optimizer.eps": 1e-5, "critic.optimizer.weight_decay": 0.0, "critic.max_grad_norm": 1.0,
     "evaluation.every": 20, "checkpoints.save_every": 20,
     "critic.learning_rate": 1e-5, "critic.warmup_steps": 5, "critic.schedule": "linear", "critic.clip_range": 0.2,
     "critic.loss_coefficient": 0.1, "critic.model.source": "reward_model_body", "critic.form": "linear",
-    "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0,
+    "critic.model.head": "zero", "reward.epsilon": 1e-4, "reward.sum_weight": 5.0, "reward.constant": 5.0,
     "reward.forecasts.extractor.max_tokens": 300, "reward.forecasts.extractor.temperature": 0.3,
 }  # fmt: skip
 """Band et al. 2024: one optimizer for policy and critic there, two of one schedule here."""
