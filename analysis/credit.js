@@ -70,6 +70,10 @@ function detail(rollout, gold) {
   });
   box.append(make("p", "muted", "gold ", make("code", "", gold), ", answer ",
     rollout.answer === null ? "none" : make("code", "", rollout.answer), `, ended by ${rollout.finish}, policy version ${rollout.version}`));
+  if (rollout.believed.length) {
+    const listed = rollout.believed.flatMap(([answer, value]) => [", ", make("code", "", answer), " " + show(value)]);
+    box.append(make("p", "muted", "rewarded by the probabilities ", ...listed.slice(1)));
+  }
   const head = make("thead", "", make("tr", "", ...names.map(name => make("th", "", name))));
   box.append(make("div", "scroll", make("table", "steps-table", head, make("tbody", "", ...body))));
   return box;

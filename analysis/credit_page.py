@@ -108,6 +108,7 @@ def _detail(data: CreditData, row: SampledRollout, marks: dict[int, float]) -> d
         "values": [[short(value) for value in run.values(row, key)] for key in run.estimators],
         "advantages": [[short(value) for value in run.advantages(row, key)] for key in run.estimators],
         "marks": [[step, size] for step, size in sorted(marks.items())],
+        "believed": [[data.cap.cut(answer), short(value)] for answer, value in row.reward_answers.items()],
     }
 
 

@@ -149,6 +149,11 @@ def _best_of_n(scorer: Scorer) -> Cells:
                     for name, share in own.get("last_minimum", {}).items()}  # fmt: skip
 
 
+def _by_n(scorer: Scorer) -> Cells:
+    own: Mapping[str, Mapping[str, Any]] = (scorer.evaluation or {}).get("by_n", {})
+    return {f"{name}, n = {n}": _cell(figure) for name, curve in own.items() for n, figure in curve.items()}
+
+
 def _last_minimum(share: float) -> str:
     warned = " (an outcome model in disguise)" if share > MANY_LAST_MINIMA else ""
     return f"{100 * share:.1f}{warned}"
@@ -187,4 +192,6 @@ _SECTIONS = (
     ("best-of-n", "Best of n and votes", _best_of_n,
      "Samples chosen or weighted by the scores, beside the majority's answer, the sample of fewest steps (what the "
      "index alone would choose) and pass@n."),
+    ("by-n", "Best of n and votes over n", _by_n,
+     "What n of the samples would have given, in the mean over the subsets of n; equal best ones share."),
 )  # fmt: skip

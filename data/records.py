@@ -176,6 +176,8 @@ class SampledRollout:
     """by the name of a further estimator (`samples.estimators`) what `step_values` are of the run's own"""
     estimator_advantages: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     """by its name each step's advantage, before whitening; it is not trained with"""
+    reward_answers: dict[str, float] = dataclasses.field(default_factory=dict)
+    """answer → the probability that the reward took from the response for it; empty where it scores no probabilities"""
 
 
 @dataclasses.dataclass(frozen=True)

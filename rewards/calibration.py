@@ -128,7 +128,8 @@ class LinguisticCalibrationReward:
         return ScoreRange((-math.inf, settings["constant"]))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Return an outcome each; parts: the log score, the sum's distance from 1, the number of offered answers."""
+        """Return an outcome each; parts: the log score, the sum's distance from 1, the number of offered answers and
+        the gold's probability; answers: each offered one's probability."""
         scores = []
         for forecast in self.forecasts(trajectories):
             value, log_score, distance = linguistic_calibration(
@@ -140,7 +141,8 @@ class LinguisticCalibrationReward:
                 "num_answers": float(len(forecast.answers)),
                 "gold_probability": forecast.gold,
             }
-            scores.append(Score(value, parts=parts))
+            answers = dict(zip(forecast.answers, forecast.probabilities, strict=True))
+            scores.append(Score(value, parts=parts, answers=answers))
         return scores
 
 
@@ -173,12 +175,13 @@ class ConfidenceReward:
         return ScoreRange((worst, settings["correctness_weight"]))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Return an outcome each; parts: correctness, confidence and the score."""
+        """Return an outcome each; parts: correctness, confidence and the score; answers: the most confident one."""
         scores = []
         for trajectory, forecast in zip(trajectories, StatedForecasts()(trajectories), strict=True):
             answer, confidence = forecast.most_confident
             is_correct = trajectory.is_correct and answer is not None
             proper = confidence_score(confidence, is_correct, self.score)
             parts = {"outcome": float(is_correct), "confidence": confidence, self.score: proper}
-            scores.append(Score(self.correctness_weight * is_correct + proper, parts=parts))
+            answers = {} if answer is None else {answer: confidence}
+            scores.append(Score(self.correctness_weight * is_correct + proper, parts=parts, answers=answers))
         return scores

@@ -34,8 +34,9 @@ from espalier.rewards.score import (
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
-    """Return steps 2 and 3 for one trajectory; a part that several terms have keeps its name for the first of them, and
-    has the term's before it for the others. Raises ValueError where two terms have step rewards for other steps."""
+    """Return steps 2 and 3 for one trajectory; a part, or an answer, that several terms have keeps its name for the
+    first of them, and has the term's before it for the others. Raises ValueError where two terms have step rewards for
+    other steps."""
     outcome = sum(weights[name] * score.outcome for name, score in scores.items())
     numbers = {len(score.steps) for score in scores.values()} - {0}
     if len(numbers) > 1:
@@ -46,11 +47,17 @@ def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: fl
             steps[index] += weights[name] * value
     if limit > 0:
         outcome = min(max(outcome, -limit), limit)
-    parts: dict[str, float] = {}
-    for name, score in scores.items():
-        for part, value in score.parts.items():
-            parts[f"{name}_{part}" if part in parts else part] = value
-    return Score(outcome, steps, parts)
+    parts = _named({name: score.parts for name, score in scores.items()})
+    return Score(outcome, steps, parts, _named({name: score.answers for name, score in scores.items()}))
+
+
+def _named(columns: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the numbers of all terms, the first of a name under it and later ones behind their term's."""
+    found: dict[str, float] = {}
+    for term, numbers in columns.items():
+        for name, value in numbers.items():
+            found[f"{term}_{name}" if name in found else name] = value
+    return found
 
 
 def compose_ranges(
@@ -157,6 +164,6 @@ class ComposedReward:
                 has_stopped = trajectory.finish_reason == "stop" and len(trajectory.response_ids) >= self.min_tokens
                 score = replace(score, parts={**score.parts, "stopped": float(has_stopped)})
                 if not has_stopped:
-                    score = Score(self.non_stop_reward, [0.0] * len(score.steps), score.parts)
+                    score = replace(score, outcome=self.non_stop_reward, steps=[0.0] * len(score.steps))
             scores.append(score)
         return scores

@@ -23,12 +23,14 @@ grader (`rl.rank_watch`)."""
 class Score:
     """`outcome` belongs to the last token; `steps` are process rewards, one at the end of each step, or none.
 
-    `parts` say what they are made of, unweighted, by name: for metrics alone.
+    `parts` say what they are made of, unweighted, by name: for metrics alone. `answers`: answer → the probability that
+    the score took from the response for it; kept with the samples (`rl.samples`).
     """
 
     outcome: float
     steps: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:

@@ -166,6 +166,7 @@ def _row(
         is_correct=trajectory.is_correct,
         estimator_values={name: credit.values for name, credit in further.items()},
         estimator_advantages={name: credit.advantages for name, credit in further.items()},
+        reward_answers={answer: round(value, 6) for answer, value in score.answers.items()},
     )
 
 

@@ -25,7 +25,7 @@ from espalier.pipeline.evaluation.evaluation_inputs import (
     named_paths,
     read_problems,
 )
-from espalier.pipeline.evaluation.evaluation_table import Row, make_row, make_rows, make_table
+from espalier.pipeline.evaluation.evaluation_table import Row, make_by_n_table, make_row, make_rows, make_table
 from espalier.pipeline.evaluation.intervals import Interval, bootstrap_interval, interval, intervals
 from espalier.pipeline.evaluation.option_orders import Choice, choose, read_order, robustness
 from espalier.pipeline.evaluation.problem_figures import MEASURES, Figures, PerProblem
@@ -99,9 +99,10 @@ class Evaluate:
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return one JSON document; a figure is `{"mean", "low", "high", "n"}`, mean and 95 % interval over n problems.
 
-        `accuracy` and `pass_at_k` by metric, with `per_problem` values of the labelled `problems`; `responses` of
-        samples and greedy (`unparseable`, `cut_by_length`, tokens, steps, characters); `breakdown` by subject and
-        level; `last_minimum` of each file of step scores, the share of solutions whose lowest score is the last step's;
+        `accuracy` and `pass_at_k` by metric, with `per_problem` values of the labelled `problems`; `by_n`, what 1, 2,
+        4, ... of the samples would have given by each vote and ranking (`rewards.votes_by_n`); `responses` of samples
+        and greedy (`unparseable`, `cut_by_length`, tokens, steps, characters); `breakdown` by subject and level;
+        `last_minimum` of each file of step scores, the share of solutions whose lowest score is the last step's;
         `option_orders` (`pipeline.evaluation.option_orders`); numbers of problems; `table` for reading.
         """
         for how in self.aggregates:
@@ -120,6 +121,7 @@ class Evaluate:
         result: dict[str, Any] = {
             "accuracy": intervals(accuracies),
             "pass_at_k": intervals(coverage),
+            "by_n": figures.by_n(),
             "responses": responses,
             "unparseable": responses["samples"]["unparseable"]["mean"],
             "num_samples": samples.num_samples,
@@ -133,7 +135,7 @@ class Evaluate:
             "problems": figures.labelled,
             "per_problem": {**accuracies, **coverage},
         }
-        result["table"] = make_table(_rows(result))
+        result["table"] = make_table(_rows(result)) | {"by_n": make_by_n_table(result["by_n"], result["pass_at_k"])}
         self._tell(result, context)
         return result
 
@@ -197,7 +199,8 @@ class Evaluate:
             if result[name]:
                 context.counts[name.removeprefix("num_")] = result[name]
                 log.warning("%d problems %s", result[name], said)
-        log.info("%s\n%s", context.output, result["table"]["plain"])
+        table = result["table"]
+        log.info("%s\n%s%s", context.output, table["plain"], "\n" + table["by_n"]["plain"] if result["by_n"] else "")
 
     def _orders(self) -> dict[str, Any]:
         if self.option_orders and not isinstance(self.option_orders, Mapping):

@@ -70,6 +70,17 @@ def _cell(figure: Interval | None) -> str:
     return f"{mean} [{low}, {high}]"
 
 
+def make_by_n_table(by_n: Mapping[str, Mapping[str, Interval]], pass_at_k: Mapping[str, Interval]) -> dict[str, str]:
+    """Return one line a way of choosing, pass@n last, one column a number n of samples (percent, 95 % interval):
+    `{"markdown", "plain"}`, both "" without a figure."""
+    if not by_n:
+        return {"markdown": "", "plain": ""}
+    passes = {name.removeprefix("pass_at_"): figure for name, figure in pass_at_k.items()}
+    header = ["by n", *passes]
+    lines = [[name, *(_cell(row.get(n)) for n in passes)] for name, row in {**by_n, "pass": passes}.items()]
+    return {"markdown": to_markdown(header, lines), "plain": to_plain(header, lines)}
+
+
 def policies_table(evaluations: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str]) -> dict[str, str]:
     """Return one line a policy, one column a metric (percent, 95 % interval): `{"markdown", "plain"}`; then what
     failed.

@@ -1,5 +1,6 @@
 """The figures of an evaluation, one value per problem: filled problem by problem, so that no sample stays in memory."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from espalier.data.records import Trajectory
@@ -7,6 +8,7 @@ from espalier.pipeline.evaluation.evaluation_inputs import ProblemSamples
 from espalier.pipeline.evaluation.intervals import Interval, intervals
 from espalier.pipeline.evaluation.rankings import Ranking
 from espalier.rewards.votes import best_of, majority_vote, pass_at_k, sizes_up_to, weighted_vote
+from espalier.rewards.votes_by_n import best_of_by_n, votes_by_n
 
 PerProblem = dict[str, list[float]]  # metric → one value a problem
 
@@ -20,14 +22,15 @@ MEASURES: dict[str, tuple[str, Callable[[Trajectory], float]]] = {
 
 
 class Figures:
-    """`accuracies` by metric and `coverage` (pass@k for k = 1, 2, 4, ..., n) of the `labelled` problems; `responses` of
-    all."""
+    """`accuracies` by metric and `coverage` (pass@k for k = 1, 2, 4, ..., n) of the `labelled` problems; `by_n`, the
+    votes and the best of 1, 2, 4, ... samples; `responses` of all."""
 
     def __init__(self, num_samples: int):
         self.labelled: list[str] = []
         self.accuracies: PerProblem = {}
         self.coverage: PerProblem = {}
         self._num_samples = num_samples
+        self._by_n: dict[tuple[str, int], list[float]] = {}
         self._measured: dict[str, PerProblem] = {}
         self._has_ids: dict[str, bool] = {}
 
@@ -39,6 +42,7 @@ class Figures:
             right = sum(t.is_correct for t in samples.group)
             n = self._num_samples
             _append(self.coverage, {f"pass_at_{k}": pass_at_k(n, right, k) for k in sizes_up_to(n)})
+            self._add_by_n(samples.group, rankings)
         self._measure("samples", samples.group)
         if samples.greedy is not None:
             self._measure("greedy", [samples.greedy])
@@ -50,6 +54,28 @@ class Figures:
         found |= {f"best_of_{n}_{row.name}": best_of(group, row.scores_of(group)) for row in rankings}
         found |= {f"weighted_{n}_{row.name}": weighted_vote(group, row.weights_of(group)) for row in rankings}
         return found | ({f"fewest_steps_of_{n}": _of_fewest_steps(group)} if rankings else {})
+
+    def _add_by_n(self, group: Sequence[Trajectory], rankings: Sequence[Ranking]) -> None:
+        sizes, right = sizes_up_to(self._num_samples), [t.is_correct for t in group]
+        weights = {"majority": [1.0] * len(group)}
+        weights |= {f"weighted_{row.name}": row.weights_of(group) for row in rankings}
+        found = dict(zip(weights, votes_by_n(group, list(weights.values()), sizes), strict=True))
+        scores = {f"best_of_{row.name}": row.scores_of(group) for row in rankings}
+        scores |= {"fewest_steps": [-len(t.steps) if t.steps else -math.inf for t in group]} if rankings else {}
+        found |= {name: best_of_by_n(right, own, sizes) for name, own in scores.items()}
+        for name, values in found.items():
+            for n, value in zip(sizes, values, strict=True):
+                self._by_n.setdefault((name, n), []).append(value)
+
+    def by_n(self) -> dict[str, dict[str, Interval]]:
+        """`{"majority": {"1": interval, "2": ...}, "best_of_NAME": ..., "weighted_NAME": ..., "fewest_steps": ...}`:
+        means over the subsets of n samples of each labelled problem (`rewards.votes_by_n`)."""
+        figures: dict[str, dict[str, Interval]] = {}
+        found = intervals({f"{n} {name}": values for (name, n), values in self._by_n.items()})
+        for key, figure in found.items():
+            n, _, name = key.partition(" ")
+            figures.setdefault(name, {})[n] = figure
+        return figures
 
     def _measure(self, kind: str, group: Sequence[Trajectory]) -> None:
         has_ids = all(t.response_ids or not t.response for t in group)

@@ -120,6 +120,7 @@ def test_the_page_packs_every_step_with_what_every_estimator_says(tmp_path: Path
     assert one["values"] == [[], [0.5, 0.75, 0.5]]
     assert one["marks"] == [[2, 0.25]]
     assert second["rollouts"][0]["marks"] == []
+    assert second["rollouts"][0]["believed"] == []
     index = blocks["index"]
     assert index["estimators"] == [["", "trained with", 1.0, 0], ["vineppo", "vineppo", 0.5, 1]]
     assert index["groups"]["iteration"] == [1, 2]
@@ -191,6 +192,7 @@ def hostile_row() -> SampledRollout:
     return rollout(
         f"p{HOSTILE}/0", 1, [0.5, -0.5], prompt=HOSTILE, gold=HOSTILE, answer=HOSTILE, finish_reason=HOSTILE,
         steps=[HOSTILE, HOSTILE], estimator_advantages={name: [-0.5, 0.5]}, estimator_values={name: [0.5, 0.5]},
+        reward_answers={HOSTILE: 0.25, "rice": 0.5},
     )  # fmt: skip
 
 
@@ -236,6 +238,18 @@ def test_the_browser_opens_what_an_address_names(tmp_path: Path) -> None:
     (strip,) = re.findall(r'class="strip">(.*?)</span>', found.split("rl-0")[-1], re.DOTALL)[:1] or [""]
     # scale 0.5: +0.25 is half of it, -0.25 half and marked, +0.5 all
     assert re.findall(r'<i class="([^"]+)"', strip)[:3] == ["p2", "n2 marked", "p3"]
+
+
+def test_the_browser_shows_the_probabilities_that_a_rollout_was_rewarded_by(tmp_path: Path) -> None:
+    believed = rollout("p/0", 1, [0.5], reward_answers={"fish": 0.6, "rice": 0.3})
+    folder = write(tmp_path, [believed, rollout("q/0", 1, [0.5])])
+    page, _ = page_of(folder)
+    assert blocks_of(page)["block-0"][0]["rollouts"][0]["believed"] == [["fish", 0.6], ["rice", 0.3]]
+    shown = "rewarded by the probabilities <code>fish</code> 0.60, <code>rice</code> 0.30</p>"
+    for name, number in (("p", 1), ("q", 0)):
+        found = dom_of(folder, f"it=1&p={name}&r=rl-0/{name}/0")
+        assert found.count('class="detail"') == 1
+        assert found.count(shown) == number
 
 
 def test_the_browser_lists_disagreements_and_searches(tmp_path: Path) -> None:

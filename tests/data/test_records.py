@@ -58,6 +58,7 @@ RECORDS = [
         "5",
         "5",
         True,
+        reward_answers={"5": 0.75},
     ),
     PreferencePair("p/0>p/1", "p", "step", "2 + 3?\n", "a", "b", [7], [1], [2], 1.0, 0.0),
 ]

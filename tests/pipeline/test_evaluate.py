@@ -175,13 +175,35 @@ def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
     assert list(result["pass_at_k"]) == ["pass_at_1", "pass_at_2", "pass_at_3"]
 
 
+def test_votes_and_best_of_fewer_samples_of_two_problems_by_hand(tmp_path: Path) -> None:
+    """p: 7 (right, score 3), 8 (1), 8 (2); q: 7 (right, 1), none (3), 7 (right, 2)."""
+    result = evaluated(tmp_path, ROWS, GREEDY, SCORES, aggregates=["last"])
+    means = {name: {n: row["mean"] for n, row in curve.items()} for name, curve in result["by_n"].items()}
+    assert means == {
+        "majority": {"1": 0.5, "2": pytest.approx((1 / 3 + 1) / 2, abs=1e-5), "3": 0.5},
+        "weighted_last": {"1": 0.5, "2": pytest.approx((2 / 3 + 1) / 2, abs=1e-5), "3": 0.75},  # 3 ties with 1 + 2
+        "best_of_last": {"1": 0.5, "2": pytest.approx((2 / 3 + 1 / 3) / 2, abs=1e-5), "3": 0.5},
+        "fewest_steps": {"1": 0.5, "2": 0.5, "3": 0.5},
+    }
+    assert result["by_n"]["majority"]["3"] == {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}
+    plain = result["table"]["by_n"]["plain"].split("\n")
+    assert plain[0].split() == ["by", "n", "1", "2", "3"]
+    assert [line.split()[0] for line in plain[2:-1]] == [*means, "pass"]
+    assert "| best_of_last | 50.0 [33.3, 66.7] | 50.0 [33.3, 66.7] | 50.0 [0.0, 100.0] |" in (
+        result["table"]["by_n"]["markdown"].split("\n")
+    )
+
+
 def test_an_empty_response_is_not_the_solution_of_fewest_steps(tmp_path: Path) -> None:
     """No scorer chooses it either."""
     rows = samples("7", "8")
     rows[1] = replace(rows[1], response="", steps=[], response_ids=[], step_ends=[], is_correct=False)
     scores = [StepScores(row.id, row.problem_id, [0.5] * len(row.steps)) for row in rows]
-    found = evaluated(tmp_path, rows, rows[:1], scores)["per_problem"]
+    result = evaluated(tmp_path, rows, rows[:1], scores)
+    found = result["per_problem"]
     assert (found["fewest_steps_of_2"], found["best_of_2_last"]) == ([1.0], [1.0])
+    by_n = json.loads(json.dumps(result["by_n"], allow_nan=False))
+    assert by_n["fewest_steps"]["2"]["mean"] == by_n["best_of_last"]["2"]["mean"] == 1.0
 
 
 def test_the_share_of_lowest_scores_on_the_last_step_is_told_without_a_judged_step(tmp_path: Path) -> None:
@@ -194,6 +216,8 @@ def test_the_share_of_lowest_scores_on_the_last_step_is_told_without_a_judged_st
     page = ShowScorers([str(tmp_path)]).run("", context(tmp_path / "page.html"))
     assert "lowest score on the last step, scores" in page
     assert "50.0 (an outcome model in disguise)" in page
+    assert "Best of n and votes over n" in page
+    assert '<th scope="row">best_of_product, n = 2</th>' in page
 
 
 def test_problems_are_joined_by_id_not_by_place(tmp_path: Path) -> None:
@@ -239,7 +263,7 @@ def test_no_accuracy_is_claimed_for_problems_without_gold(tmp_path: Path) -> Non
 def test_where_no_problem_has_a_gold_only_predictions_and_responses_are_left(gold: Any, tmp_path: Path) -> None:
     rows = [replace(row, gold=gold, is_correct=False) for row in ROWS]
     result = evaluated(tmp_path, rows, [replace(row, gold=gold, is_correct=False) for row in GREEDY], SCORES)
-    assert (result["accuracy"], result["pass_at_k"], result["per_problem"]) == ({}, {}, {})
+    assert (result["accuracy"], result["pass_at_k"], result["by_n"], result["per_problem"]) == ({}, {}, {}, {})
     assert result["num_unlabelled"] == 2
     assert len(read_records(Prediction, tmp_path / "evaluation.predictions.jsonl")) == 2
 

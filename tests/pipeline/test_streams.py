@@ -217,7 +217,7 @@ OF_ALL_ROWS = {
     "process_preferences": "993db13d0c04f98f",
     "step_preferences": "4ca1f144487c49e0",
     "partial_preferences": "12f0d6d4c8fdddf8",
-    "evaluate": "47723279b1dfc71c",
+    "evaluate": "c324aef50b6ca1f9",
     "prm_calibration": "88143d6a3692b316",
     "check_pairs": "77766f9b96853fd0",
     "evaluate_prm_benchmarks": "a55e7dc87f2dafbd",
@@ -229,7 +229,8 @@ OF_ALL_ROWS = {
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
 evaluate_reward_model and, of evaluate and evaluate_prm_benchmarks, what a step's index alone would choose have come
-since, beside numbers that are the same; so has an empty `problem_id` of demonstrations"""
+since, beside numbers that are the same; so have an empty `problem_id` of demonstrations, and `by_n` of evaluate with
+its table"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from espalier.rewards.calibration import (
     confidence_score,
     linguistic_calibration,
 )
-from espalier.rewards.score import ChecksProblems, StatesRange
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.score import ChecksProblems, Reward, StatesRange
 from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.combinations import check_proper_score
 from espalier.runtime.schemas import RLConfig
@@ -120,6 +121,29 @@ def test_the_parts_of_the_calibration_reward_are_logged() -> None:
     assert parts == pytest.approx(
         {"log_score": math.log(0.6), "sum_distance": 0.1, "num_answers": 2.0, "gold_probability": 0.6}
     )
+
+
+def test_a_score_keeps_the_probability_of_every_answer_that_it_was_made_from() -> None:
+    said = response("It is fish (60%), or else rice (30%).", "fish", True)
+    line = response("Answer: rice\nConfidence: 70%", "fish", False)
+    cut = response("It is fish (60%).", "fish", False, "length")
+    reward = LinguisticCalibrationReward(StatedForecasts())
+    scores = reward([said, line, cut])
+    assert [score.answers for score in scores] == [{"fish": 0.6, "rice": 0.3}, {"rice": 0.7}, {}]
+    for score in scores:
+        gold = score.answers.get("fish", 0.0)
+        assert score.total == pytest.approx(linguistic_calibration(gold, list(score.answers.values()))[0])
+    # the most confident answer alone is scored by its confidence
+    assert [score.answers for score in ConfidenceReward()([said, line, cut])] == [{"fish": 0.6}, {"rice": 0.7}, {}]
+
+
+def test_answers_are_kept_by_composed_rewards_also_where_the_score_is_replaced() -> None:
+    said, cut = (response("Answer: fish\nConfidence: 60%", "fish", True, how) for how in ("stop", "length"))
+    terms: dict[str, Reward] = {"one": ConfidenceReward(), "two": LinguisticCalibrationReward(StatedForecasts())}
+    assert ComposedReward(terms)([said, cut])[0].answers == {"fish": 0.6, "two_fish": 0.6}
+    reward = ComposedReward({"one": ConfidenceReward()}, non_stop_reward=-3.0, min_tokens=5)
+    (short,) = reward([said])
+    assert (short.total, short.answers, short.parts["stopped"]) == (-3.0, {"fish": 0.6}, 0.0)
 
 
 def test_a_problem_without_a_gold_or_that_the_reader_does_not_know_is_refused_before_anything_is_drawn() -> None:

@@ -96,6 +96,23 @@ def test_further_estimators_stand_beside_the_runs_own(tmp_path: Path) -> None:
     assert rows[0].estimator_values == {"rloo": [], "drgrpo": [], "gae": [0.1, 0.1]}, "only gae reads the critic"
 
 
+def test_the_probabilities_that_a_response_was_scored_by_are_kept_and_rows_of_before_have_none(tmp_path: Path) -> None:
+    groups, experience = groups_and_experience()
+    groups[0].scores[0] = Score(1.0, parts={"outcome": 1.0}, answers={"fish; a": 0.1234567, "rice": 0.5})
+    experience = dataclasses.replace(experience, advantages=experience.response_mask * 1.0)
+    write_samples(tmp_path, 1, groups, experience, Estimate(experience.response_mask * 1.0), 2)
+    path = samples_path(tmp_path, 1)
+    assert [row.reward_answers for row in read_records(SampledRollout, path)] == [
+        {"fish; a": 0.123457, "rice": 0.5},
+        {},
+    ]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "reward_answers"}) + "\n" for row in lines)
+    )
+    assert [row.reward_answers for row in read_records(SampledRollout, path)] == [{}, {}]
+
+
 def test_so_many_rollouts_of_so_many_problems_are_written(tmp_path: Path) -> None:
     groups, experience = groups_and_experience()
     experience = dataclasses.replace(experience, advantages=experience.response_mask * torch.arange(6.0)[:, None])
