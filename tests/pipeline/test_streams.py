@@ -212,7 +212,7 @@ OF_ALL_ROWS = {
     "estimate_values": "e93623f4c4dbf4fd",
     "label_by_contrast": "763866da42cbbd62",
     "choose_labels": "632f637b437f4e7a",
-    "label_signal": "8b09b607040e0394",
+    "label_signal": "5922415124931264",
     "outcome_preferences": "ef2c9aeaa640c946",
     "process_preferences": "993db13d0c04f98f",
     "step_preferences": "4ca1f144487c49e0",
@@ -229,8 +229,8 @@ OF_ALL_ROWS = {
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
 evaluate_reward_model and, of evaluate and evaluate_prm_benchmarks, what a step's index alone would choose have come
-since, beside numbers that are the same; so have an empty `problem_id` of demonstrations, and `by_n` of evaluate with
-its table"""
+since, beside numbers that are the same; so have an empty `problem_id` of demonstrations, `by_n` of evaluate with
+its table, and what label_signal says of the scale of labels"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
