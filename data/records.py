@@ -56,7 +56,7 @@ class Problem:
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
     """A prompt and the response to imitate, as text (TRL's prompt-completion layout). Where the response judges a
-    solution, as a verifier's do, `problem_id` is that of the solution; else it is left out."""
+    solution, as a verifier's do, `problem_id` and `judged` are those of the solution; else they are empty."""
 
     id: str
     """unique in the file"""
@@ -66,6 +66,8 @@ class Demonstration:
     """the response"""
     problem_id: str = ""
     """the problem's id"""
+    judged: str = ""
+    """the solution that is judged, all of it also where only its first steps are asked about"""
 
 
 @dataclasses.dataclass(frozen=True)

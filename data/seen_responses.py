@@ -4,6 +4,7 @@ A response is named by its text without case and white space, so that a template
 changes nothing. A row of a benchmark counts as seen where one of its chosen **and** one of its rejected responses were
 trained on, or any response of at least `LONG` words: a short one ("I cannot help with that.") occurs by chance.
 
+What a generative verifier learned to judge was trained on like any other response, though it stands in its prompts.
 Paraphrases are not found, nor rows of which only the prompt was trained on.
 """
 

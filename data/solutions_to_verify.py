@@ -75,7 +75,7 @@ def read_solutions(path: str, kind: str, template: PromptTemplate | None = None)
     read: dict[str, Callable[[], list[Solution]]] = {
         "trajectories": lambda: [_of_trajectory(row) for row in read_records(Trajectory, path)],
         "step_values": lambda: [_of_values(row) for row in read_records(StepValues, path)],
-        "labelled": lambda: [_of_annotated(row, template, path) for row in read_records(AnnotatedSolution, path)],
+        "labelled": lambda: [of_annotated(row, template, path) for row in read_records(AnnotatedSolution, path)],
     }
     solutions = read[kind]()
     ids = [solution.id for solution in solutions]
@@ -124,7 +124,9 @@ def _of_values(row: StepValues) -> Solution:
     return Solution(row.id, row.problem_id, row.prompt, row.steps, row.is_correct, right)
 
 
-def _of_annotated(row: AnnotatedSolution, template: PromptTemplate | None, path: str) -> Solution:
+def of_annotated(row: AnnotatedSolution, template: PromptTemplate | None, path: str) -> Solution:
+    """Return a judged solution of the file `path`, its problem asked by `template`. Raises BadInput where steps and
+    labels differ in number."""
     prompt, steps, labels = to_step_texts(row, template)
     if len(steps) != len(labels):
         raise BadInput(f"{path}: '{row.id}' has {len(steps)} steps and {len(labels)} labels: give one per step")

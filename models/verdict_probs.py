@@ -110,23 +110,44 @@ def yes_probs(
     `batch_tokens` are padded tokens of one forward pass; `on_progress` gets the number of distinct texts done. Raises
     BadInput for a text that is longer than the network takes.
     """
-    sides = [*verdicts.yes, *verdicts.no]
     distinct = list(dict.fromkeys(texts))
-    longest = getattr(model.config, "max_position_embeddings", None)
-    rows = []
-    for number, text in enumerate(distinct):
-        name = f"text {number}, which ends {text[-60:]!r},"
-        ids = encode_text(tokenizer, text, name)
-        if longest is not None and len(ids) + max(map(len, sides)) > longest:
-            raise BadInput(f"{name} has {len(ids)} tokens and the verifier takes {longest} with its verdict: leave out "
-                           "longer solutions, or take a verifier with a longer window")  # fmt: skip
-        rows += [StepTokens(ids, list(tokens), [], name) for tokens in sides]
-    found = sampled_logprobs(model, rows, batch_tokens, lambda done: on_progress(done // len(sides)))
-    scores = {}
-    for number, text in enumerate(distinct):
-        sums = [math.fsum(row) for row in found[number * len(sides) : (number + 1) * len(sides)]]
-        scores[text] = YesProb.of(sums[: len(verdicts.yes)], sums[len(verdicts.yes) :])
+    rows = [question_tokens(tokenizer, text, f"text {number}, which ends {text[-60:]!r},")
+            for number, text in enumerate(distinct)]  # fmt: skip
+    found = yes_probs_of_tokens(model, rows, verdicts, batch_tokens, on_progress)
+    scores = dict(zip(distinct, found, strict=True))
     return [scores[text] for text in texts]
+
+
+def question_tokens(tokenizer: Any, text: str, name: str) -> StepTokens:
+    """Return the tokens of a text up to where the verdict stands, all of them of its prompt; errors call it `name`."""
+    return StepTokens(encode_text(tokenizer, text, name), [], [], name)
+
+
+def check_window(model: Any, row: StepTokens, verdicts: VerdictTokens) -> None:
+    """Raise BadInput for a text that is longer, with a verdict, than the network takes."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    length = len(row.prompt_ids)
+    if longest is not None and length + max(map(len, (*verdicts.yes, *verdicts.no))) > longest:
+        raise BadInput(f"{row.name} has {length} tokens and the verifier takes {longest} with its verdict: leave out "
+                       "longer solutions, or take a verifier with a longer window")  # fmt: skip
+
+
+def yes_probs_of_tokens(
+    model: Any,
+    rows: Sequence[StepTokens],
+    verdicts: VerdictTokens,
+    batch_tokens: int = 16384,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[YesProb]:
+    """Return the score of each row of `question_tokens`, as `yes_probs` does of texts."""
+    sides = [*verdicts.yes, *verdicts.no]
+    for row in rows:
+        check_window(model, row, verdicts)
+    asked = [StepTokens(row.prompt_ids, list(tokens), [], row.name) for row in rows for tokens in sides]
+    found = sampled_logprobs(model, asked, batch_tokens, lambda done: on_progress(done // len(sides)))
+    sums = [math.fsum(row) for row in found]
+    by_row = [sums[start : start + len(sides)] for start in range(0, len(sums), len(sides))]
+    return [YesProb.of(row[: len(verdicts.yes)], row[len(verdicts.yes) :]) for row in by_row]
 
 
 def yes_probs_of_likeliest(

@@ -27,7 +27,8 @@ class GenerativeVerifier:
         self.verifier, self.batch_tokens = verifier, batch_tokens
 
     @cached_property
-    def _verdicts(self) -> VerdictTokens:
+    def verdicts(self) -> VerdictTokens:
+        """The tokens of a Yes and of a No. Raises BadInput where they cannot be distinguished."""
         return VerdictTokens.of(self.tokenizer, self.verifier.question, self.verifier.yes, self.verifier.no)
 
     def probs(self, texts: Sequence[str], on_progress: Callable[[int], None] = lambda done: None) -> list[YesProb]:
@@ -37,7 +38,7 @@ class GenerativeVerifier:
             self.model,
             self.tokenizer,
             texts,
-            self._verdicts,
+            self.verdicts,
             batch_tokens=self.batch_tokens,
             on_progress=on_progress,
         )

@@ -25,6 +25,7 @@ from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, VLLMEngine
 from espalier.rl.estimator_context import AdvantageEstimator, NamesCompletions
 from espalier.rl.evaluation import Evaluation
+from espalier.rl.held_out_benchmarks import check_benchmark_prompts
 from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
@@ -69,6 +70,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     check_parts(config)
     warn_of_learner_memory(config, world_size())
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
+    check_benchmark_prompts(task, config.held_out_benchmarks)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = load_trained(config, config.model)

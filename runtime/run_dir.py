@@ -26,7 +26,10 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "eval
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
-_BEFORE = {"evaluation.metric": "accuracy"}  # what runs did that did not write such a setting
+_BEFORE = {
+    "evaluation.metric": "accuracy",
+    "held_out_benchmarks": [],
+}  # what runs did that did not write such a setting
 NOT_A_SETTING = "no setting"
 _BY_MACHINE = ("precision", "dtype", "attention")  # settings whose `auto` is what a machine does best
 

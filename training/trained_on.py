@@ -1,7 +1,8 @@
 """What a run of steps, preferences or judged responses trains on: its problems, its responses by the hashes of
 `data.seen_responses`, and how its rows are laid out; rows of a benchmark among them are refused."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,21 +19,41 @@ from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, Traini
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
 
+log = logging.getLogger("train")
+
 
 def trained_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
-    """Return the hashes of all responses of pairs and of judged responses; of other examples nothing."""
+    """Return the hashes of all responses of pairs and of judged responses, and of what a verifier learns to judge or,
+    beside that, imitates; of other examples nothing."""
     responses: set[tuple[int, ...]] = set()
+    hashes = judged_solutions(examples)
+    if hashes:
+        hashes |= learnt_responses(
+            (one for one in examples if isinstance(one, TokenExample) and not one.judged), tokenizer
+        )
     for example in examples:
         if isinstance(example, PairExample):
             responses |= {tuple(example.chosen_ids), tuple(example.rejected_ids)}
         elif isinstance(example, OutcomeExample):
             responses.add(tuple(example.ids[example.prompt_length :]))
     decode = Decoder(tokenizer)
-    return {response_hash(decode(ids)) for ids in responses}
+    return hashes | {response_hash(decode(ids)) for ids in responses}
+
+
+def judged_solutions(examples: Sequence[Any]) -> set[str]:
+    """Return the hashes of the solutions that a verifier's demonstrations judge."""
+    return set(column_of(examples, "judged", "")) - {""}
+
+
+def _says_what_it_judges(examples: Sequence[Any]) -> bool:
+    """Say whether every demonstration of a verifier names both its problem and its solution."""
+    both = zip(column_of(examples, "problem_id", ""), column_of(examples, "judged", ""), strict=True)
+    return all(bool(problem_id) == bool(judged) for problem_id, judged in both)
 
 
 def trained_layout(examples: Sequence[Any], tokenizer: Any) -> TrainingLayout | None:
-    """Return how the rows of steps, of pairs or of judged responses are laid out; None of other examples."""
+    """Return how the rows of steps, of pairs, of judged responses or of a verifier's questions are laid out; None of
+    other examples."""
     kinds: set[str] = set()
 
     def prompts() -> Iterator[Sequence[int]]:
@@ -43,6 +64,9 @@ def trained_layout(examples: Sequence[Any], tokenizer: Any) -> TrainingLayout | 
             elif isinstance(example, OutcomeExample):
                 kinds.add(RESPONSES)
                 yield example.ids[: example.prompt_length]
+            elif isinstance(example, TokenExample) and example.judged:
+                kinds.add(RESPONSES)
+                yield example.ids
             elif isinstance(example, StepExample):
                 kinds.add(STEPS)
                 yield example.ids[: example.positions[0] + 1] if example.positions else example.ids
@@ -62,13 +86,17 @@ def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, mode
         from_policy = model.get("num_labels") is not None and not is_reward
         earlier, policy = ("", start) if from_policy else (start, "")
         write_training_problems(folder, problems, earlier, is_reward, policy)
-    if responses := trained_responses(examples, tokenizer):
+    is_verifier = bool(judged_solutions(examples))
+    if is_verifier and not _says_what_it_judges(examples):
+        log.warning("%s: some demonstrations do not say which solutions they judge, so it does not say which responses "
+                    "it was trained on: make them again (problems/verifier_demonstrations)", folder)  # fmt: skip
+    elif responses := trained_responses(examples, tokenizer):
         write_training_responses(folder, responses, start, is_reward)
     if layout := trained_layout(examples, tokenizer):
         write_training_layout(folder, layout)
 
 
-def learnt_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
+def learnt_responses(examples: Iterable[Any], tokenizer: Any) -> set[str]:
     """Return the hashes of what is imitated: of every demonstration or conversation each run of tokens that the loss
     reads, and all from the first of them to the last; of other examples nothing."""
     runs = {run for example in examples if isinstance(example, TokenExample) for run in _learnt_runs(example)}
@@ -87,12 +115,16 @@ def _learnt_runs(example: TokenExample) -> Iterator[tuple[int, ...]]:
 
 
 def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: Any, path: str) -> None:
-    """Raise BadInput where rows of a benchmark are among the examples of `path`, and where these hold no responses that
-    could be compared with rows."""
+    """Raise BadInput where rows of a benchmark are among the examples of `path`, what a verifier's demonstrations judge
+    included, and where these hold no responses that could be compared with rows."""
     if not files:
         return
     if any(isinstance(example, StepExample) for example in examples):
         raise BadInput(f"held_out_benchmarks compares whole responses, and {path} holds steps: leave it out")
+    if number := sum(isinstance(one, TokenExample) and bool(one.problem_id) and not one.judged for one in examples):
+        raise BadInput(f"held_out_benchmarks compares the solutions that a verifier judges, and {number} "
+                       f"demonstrations of {path} do not hold theirs: make them again "
+                       "(problems/verifier_demonstrations), or leave it out")  # fmt: skip
     hashes = trained_responses(examples, tokenizer) | learnt_responses(examples, tokenizer)
     for file in files:
         rows = read_records(RankedResponses, file)

@@ -17,6 +17,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput, Demonstration, PreferencePair
+from espalier.data.seen_responses import response_hash
 from espalier.data.splits import original_id
 from espalier.data.token_text import encode_response
 
@@ -30,8 +31,8 @@ R = TypeVar("R")
 class TokenExample:
     """`ids` [T]; the loss reads tokens `prompt_length`..T-1, each times its weight in `weights` (empty: all 1).
 
-    A token of weight 0 is masked: it is not counted either. `problem_id` says what a verifier learns to judge and is no
-    part of the example.
+    A token of weight 0 is masked: it is not counted either. `problem_id` and `judged`, the hash of the solution
+    (`data.seen_responses`), say what a verifier learns to judge and are no part of the example.
     """
 
     id: str
@@ -39,6 +40,7 @@ class TokenExample:
     prompt_length: int
     weights: list[float] = field(default_factory=list)
     problem_id: str = field(default="", repr=False, compare=False)
+    judged: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ def _encode(tokenizer: Any, row: Demonstration) -> tuple[TokenExample, bool]:
     prompt = encode_text(tokenizer, row.prompt, f"demonstration '{row.id}'")
     completion, is_exact = encode_response(tokenizer, prompt, row.completion)
     ids = [*prompt, *completion, tokenizer.eos_token_id]
-    return TokenExample(row.id, ids, len(prompt), problem_id=row.problem_id), is_exact
+    judged = response_hash(row.judged) if row.judged else ""
+    return TokenExample(row.id, ids, len(prompt), problem_id=row.problem_id, judged=judged), is_exact
 
 
 @dataclass(frozen=True)

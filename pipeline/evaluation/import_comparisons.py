@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from espalier.data.left_out import leave_out
-from espalier.data.ranked_responses import RankedResponses, SameResponses, read_ranked
+from espalier.data.ranked_responses import PRIOR_SETS, RankedResponses, SameResponses, read_ranked
 from espalier.data.records import BadInput
 from espalier.data.row_index import SeenIds
 from espalier.data.sources import Row
@@ -17,7 +17,8 @@ from espalier.pipeline.stage import StageContext
 class ImportComparisons:
     """`layout`: one of data/ranked_responses.py. The input is a file of JSON lines, of one JSON array, or Parquet;
     without an input, `hub` is read: a data set of the hub, or a folder (Parquet files too), with its `config`, `split`
-    and `revision`. `subset` names that of rows which have none."""
+    and `revision`. `subset` names that of rows which have none; one of RewardBench's prior sets is named so although
+    its rows say which part of it they are of."""
 
     layout: str
     hub: str = ""
@@ -66,6 +67,6 @@ class ImportComparisons:
         """Return a row with the subset that the stage names, if it does."""
         if not self.subset:
             return row
-        if row.has("subset"):
+        if row.has("subset") and self.subset not in PRIOR_SETS:
             raise BadInput(f"{row.place}: the row has a subset of its own: leave out stage.subset")
         return replace(row, fields={**row.fields, "subset": self.subset})

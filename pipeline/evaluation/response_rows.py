@@ -7,9 +7,10 @@ the same ones, and so are its scores, to the last bit.
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 
 from espalier.data.batches.packing import cut_batches
 from espalier.data.records import BadInput
@@ -29,16 +30,29 @@ BEGIN;
 
 @dataclass(frozen=True)
 class KeptBatch:
-    """The scores of a batch; `row`: its number, from 0; `numbers`: those of its rows."""
+    """The scores of a batch; `row`: its number, from 0; `numbers`: those of its rows; `masses`: of a verifier's scores
+    what both verdicts have together."""
 
     row: int
     numbers: list[int]
     scores: list[float]
+    masses: list[float] = field(default_factory=list)
 
     @property
     def num_scored(self) -> int:
         """How many rows it has."""
         return len(self.numbers)
+
+
+class Scorer(Protocol):
+    """What scores rows; `masses`: of the rows of the last call, where it is a verifier."""
+
+    @property
+    def masses(self) -> Sequence[float]:
+        """p(Yes) + p(No) of each, empty of other scorers."""
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return the score of each row."""
 
 
 class ResponseRows(NamelessBase):
@@ -95,7 +109,7 @@ class ResponseRows(NamelessBase):
         self,
         is_packed: bool,
         batch_tokens: int,
-        scores: Callable[[Sequence[StepTokens]], Sequence[float]],
+        scorer: Scorer,
         parts: ScoreParts[KeptBatch],
         on_batch: Callable[[int], None],
     ) -> None:
@@ -109,11 +123,11 @@ class ResponseRows(NamelessBase):
                 if place % world_size() != rank():
                     continue
                 rows = [self._row(number) for number in batch]
-                found = list(scores(rows))
+                found = scorer(rows)
                 for row, score in zip(rows, found, strict=True):
                     if not math.isfinite(score):
                         raise BadInput(f"{row.name}: the model's score is no finite number: look at its weights")
-                parts.add(0, [KeptBatch(place, batch, found)])
+                parts.add(0, [KeptBatch(place, batch, found, list(scorer.masses))])
                 on_batch(len(batch))
 
     def take(self, kept: Iterable[KeptBatch]) -> bool:

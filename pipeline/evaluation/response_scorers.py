@@ -1,11 +1,22 @@
-"""What scores responses that are token ids: networks in this process, or a reward model behind engines."""
+"""What scores responses that are token ids: networks in this process, a generative verifier, or a reward model behind
+engines."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
+
+NORM = "norm"
+AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "sum": sum,
+    "average": lambda values: sum(values) / len(values),
+    NORM: lambda values: -math.hypot(*values),
+}
+"""What becomes of the log-probs of a response's tokens; `norm`, minus their Euclidean length, is the third that
+RewardBench's own scorer knows for one policy without a reference."""
 
 
 @dataclass(frozen=True)
@@ -14,8 +25,9 @@ class NetworkScorer:
 
     networks: Sequence[Any]
     has_head: bool
-    is_average: bool
+    aggregate: str
     batch_tokens: int
+    masses: Sequence[float] = ()
 
     @property
     def tokens_at_once(self) -> int:
@@ -44,10 +56,10 @@ class NetworkScorer:
         from espalier.models.sampled_logprobs import sampled_logprobs
 
         logprobs = [sampled_logprobs(network, rows, self.batch_tokens) for network in self.networks]
-        sums = [[sum(line) for line in each] for each in logprobs]
-        ratios = [own - base for own, base in zip(*sums, strict=True)] if len(sums) == 2 else sums[0]
-        lengths = [len(row.response_ids) if self.is_average else 1 for row in rows]
-        return [round(ratio / length, 6) for ratio, length in zip(ratios, lengths, strict=True)]
+        aggregate = AGGREGATES[self.aggregate]
+        own, *base = [[aggregate(line) for line in each] for each in logprobs]
+        ratios = [one - other for one, other in zip(own, base[0], strict=True)] if base else own
+        return [round(ratio, 6) for ratio in ratios]
 
     def _head_scores(self, rows: Sequence[StepTokens]) -> list[float]:
         """Return the logits at the last tokens, or the expected shares of a model with classes."""
@@ -59,6 +71,40 @@ class NetworkScorer:
         return [round(float(outcome_scores(read)), 6) for read in reads]
 
 
+@dataclass
+class VerifierScorer:
+    """A generative verifier (`rewards.generative_verifier.GenerativeVerifier`) that is asked about rows of
+    `models.verdict_probs.question_tokens`; `masses`: p(Yes) + p(No) of each row of the last call."""
+
+    verifier: Any
+    batch_tokens: int
+    has_head: bool = False
+    masses: Sequence[float] = ()
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens the rows of a call have, without their verdicts."""
+        return self.batch_tokens
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def is_packed(self, longest: StepTokens) -> bool:
+        """Return false: rows are padded. Raises BadInput where the longest is too long for the verifier."""
+        from espalier.models.verdict_probs import check_window
+
+        check_window(self.verifier.model, longest, self.verifier.verdicts)
+        return False
+
+    def __call__(self, rows: Sequence[StepTokens]) -> list[float]:
+        """Return p(Yes) of each row, not rounded: of a verifier that is sure many would be equal."""
+        from espalier.models.verdict_probs import yes_probs_of_tokens
+
+        found = yes_probs_of_tokens(self.verifier.model, rows, self.verifier.verdicts, self.batch_tokens)
+        self.masses = [one.mass for one in found]
+        return [one.share for one in found]
+
+
 @dataclass(frozen=True)
 class EngineHead:
     """A reward model behind engines (`rewards.engine_scores.EngineScoredModel`), read as a `NetworkScorer` reads
@@ -67,6 +113,7 @@ class EngineHead:
     model: Any
     batch_tokens: int
     has_head: bool = True
+    masses: Sequence[float] = ()
 
     @property
     def tokens_at_once(self) -> int:

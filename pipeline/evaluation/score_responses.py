@@ -1,9 +1,12 @@
-"""RankedResponses → ResponseScores: what a scorer says of every response. Three kinds of scorers:
+"""RankedResponses → ResponseScores: what a scorer says of every response. Four kinds of scorers:
 
 - **scalar**: `model` is a reward model; the logit at the last token (one label), or the expected share (classes);
 - **log-ratio**: `model` is a policy and `reference` another, or the model is a folder of `models.log_ratio_reward`; the
   score is the sum over the response's tokens of log pi - log pi_ref (DPO's implicit reward, Rafailov et al. 2023), with
-  `aggregate=average` its mean per token. `reference` null with `is_reference_free` takes log pi alone;
+  `aggregate=average` its mean per token. `is_reference_free` takes log pi alone, of which `aggregate=norm` takes minus
+  the Euclidean length of the tokens' log-probs;
+- **verifier**: `model` is a generative verifier, asked as `verifier` says: p(Yes), read in one pass
+  (`pipeline.evaluation.verifier_questions`);
 - **judge**: `judgements` of a model that was asked about each row in both orders (`requests=judge_responses`), or that
   rated each response by itself (`requests=rate_responses`): `pipeline.evaluation.judged_responses`.
 
@@ -17,7 +20,7 @@ command, to the same bytes. Several ranks take turns with the batches; each of t
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,24 +28,26 @@ from typing import Any, ClassVar
 
 from espalier.data.conversations import ended_response, pair_of_wholes, responses_of_turns
 from espalier.data.jsonl import file_sha256
-from espalier.data.prompts import encode_text
+from espalier.data.prompts import PromptTemplate, encode_text
 from espalier.data.ranked_responses import RankedResponses, ResponseScores
 from espalier.data.records import BadInput
 from espalier.data.row_index import ProblemRows, hash_of
 from espalier.data.seen_responses import is_seen, read_training_responses
 from espalier.data.sources import BadRow
+from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.steps import StepTokens
 from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, read_training_layout
+from espalier.data.verification import VerifierFormat
 from espalier.pipeline.evaluation.judged_responses import judge_scores, judgement_kind
 from espalier.pipeline.evaluation.response_rows import KeptBatch, ResponseRows
-from espalier.pipeline.evaluation.response_scorers import EngineHead, NetworkScorer
+from espalier.pipeline.evaluation.response_scorers import AGGREGATES, NORM, EngineHead, NetworkScorer, VerifierScorer
+from espalier.pipeline.evaluation.verifier_questions import VerifierQuestions, say_mass
 from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier
 from espalier.runtime.run_dir import model_fingerprint
 
 log = logging.getLogger("stage")
-AGGREGATES = ("sum", "average")
 _ROWS, _JUDGEMENTS = range(2)  # files of the index
 
 
@@ -72,8 +77,9 @@ def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[Step
 class ScoreResponses:
     """`model` or `judgements`, one of them. `is_chat`: prompt and response are turns in the tokenizer's own chat
     template; null: as the model was trained, where its folder says it, else where its tokenizer has a template.
-    `takes_last_step`: of a process reward model the score of the last step is taken for the response's.
-    `batch_tokens` bounds the tokens of one forward pass."""
+    `takes_last_step`: of a process reward model the score of the last step is taken for the response's. `verifier`: how
+    the model is asked as a generative verifier, null for other scorers; `template` writes its prompts (null: the prompt
+    and a newline). `batch_tokens` bounds the tokens of one forward pass."""
 
     model: str = ""
     reference: str = ""
@@ -82,6 +88,8 @@ class ScoreResponses:
     is_chat: bool | None = None
     judgements: str = ""
     takes_last_step: bool = False
+    verifier: VerifierFormat | StepVerdictFormat | None = None
+    template: PromptTemplate | None = None
     batch_tokens: int = 16384
     asks_engines: ClassVar[bool] = True
     runs_on_ranks: ClassVar[bool] = True
@@ -97,10 +105,21 @@ class ScoreResponses:
             raise BadInput("stage.takes_last_step=true is for process reward models, not for a judge: leave it out")
         if self.reference and self.is_reference_free:
             raise BadInput("stage.is_reference_free=true reads no reference: leave out stage.reference")
+        _ = self._questions  # raises
+        if self.aggregate == NORM and not self.is_reference_free:
+            raise BadInput("stage.aggregate=norm is of one policy's log-probs: set stage.is_reference_free=true")
 
     def inputs(self) -> list[str]:
         """Return the judgements."""
         return [self.judgements] if self.judgements else []
+
+    @cached_property
+    def _questions(self) -> VerifierQuestions | None:
+        """What a generative verifier is asked, None of other scorers. Raises BadInput where settings do not agree."""
+        names = ("judgements", "reference", "is_reference_free", "takes_last_step")
+        others = [name for name in names if getattr(self, name)]
+        others += ["aggregate"] if self.aggregate != "sum" else []
+        return VerifierQuestions.of(self.verifier, self.template, others)
 
     def run(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         """Return one row of scores a row, in order. Raises BadInput where the model was trained on rows of the file."""
@@ -108,12 +127,16 @@ class ScoreResponses:
             if context.engines is not None:
                 raise BadInput("verdicts of a judge are read and not computed: leave client out")
             return self._judged(input_path, context)
+        if self.verifier and context.engines is not None:
+            raise BadInput("a verifier's p(Yes) is read by transformers in this process: leave client out")
         with ExitStack() as opened:
             rows = opened.enter_context(ProblemRows(context.output))
             rows.add(RankedResponses, input_path, group="id")
             self._check_seen(rows, input_path, context)
             tokens, parts = self._scored(rows, input_path, context, opened)
             barrier()
+            if self.verifier:
+                say_mass(parts.rows(), self.model, context)
             return _output(rows, tokens, parts, opened.pop_all())
 
     def _judged(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
@@ -170,7 +193,7 @@ class ScoreResponses:
         for row in rows.in_order(_ROWS):
             is_turn = is_chat and (self.is_chat is True or not row.has_implicit_prompt)
             num_implicit += is_chat and not is_turn
-            for each in encode_row(tokenizer, row, is_turn):
+            for each in self._rows_of(row, tokenizer, is_turn):
                 tokens.add(each)
         _say_implicit(num_implicit, context)
         longest = tokens.longest
@@ -180,7 +203,7 @@ class ScoreResponses:
             "models": [model_fingerprint(folder) for folder in (self._folder, self._reference) if folder],
             "layout": context.counts["layout"],
             "tokens": tokens.digest,
-            "score": "head" if scorer.has_head else f"{self.aggregate} of log-ratios",
+            "score": self._origin(scorer.has_head),
             **scored_by(context.engines),
             "batches": f"{'packed' if is_packed else 'padded'}, {limit} tokens",
         }
@@ -192,6 +215,17 @@ class ScoreResponses:
         finally:
             scorer.close()
         return tokens, parts
+
+    def _rows_of(self, row: RankedResponses, tokenizer: Any, is_chat: bool) -> Iterable[StepTokens]:
+        """Return what is scored of a row: its responses, or a verifier's questions about them."""
+        return (
+            self._questions.tokens(row, tokenizer, is_chat) if self._questions else encode_row(tokenizer, row, is_chat)
+        )
+
+    def _origin(self, has_head: bool) -> str:
+        if self._questions:
+            return self._questions.origin
+        return "head" if has_head else f"{self.aggregate} of log-ratios"
 
     def _is_chat(self, tokenizer: Any, context: StageContext) -> bool:
         """Say whether prompt and response are turns: as it is asked for, else as the model was trained, else where its
@@ -213,12 +247,14 @@ class ScoreResponses:
         log.info("%s reads responses %s, %s", self.model, layout, by)
         return is_chat
 
-    def _load(self, context: StageContext) -> NetworkScorer:
+    def _load(self, context: StageContext) -> NetworkScorer | VerifierScorer:
         from espalier.models.load import is_reward_model, load_policy
         from espalier.models.log_ratio_reward import is_log_ratio_reward, load_log_ratio_reward
         from espalier.models.scalar_head import load_process_reward
         from espalier.runtime.distributed import device
 
+        if self.verifier:
+            return self._load_verifier()
         has_head = False
         if is_log_ratio_reward(self._folder):
             both = load_log_ratio_reward(self._folder)
@@ -231,14 +267,29 @@ class ScoreResponses:
             networks = [load_process_reward(self._folder)]
         elif not self.reference and not self.is_reference_free:
             self._check_published()
-            raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true")
+            raise BadInput(f"{self.model} is a policy: name stage.reference, or set stage.is_reference_free=true; a "
+                           "generative verifier is asked by verifier@stage.verifier=solution")  # fmt: skip
         else:
             networks = [load_policy(path) for path in (self._folder, self._reference) if path]
         if self.takes_last_step and not has_head:
             raise BadInput(f"stage.takes_last_step=true is for process reward models, and {self.model} has no head: "
                            "leave it out")  # fmt: skip
         placed = [network.to(device()) for network in networks]
-        return NetworkScorer(placed, has_head, self.aggregate == "average", self.batch_tokens)
+        return NetworkScorer(placed, has_head, self.aggregate, self.batch_tokens)
+
+    def _load_verifier(self) -> VerifierScorer:
+        """Raises BadInput on a reward model: a verifier is a language model."""
+        from espalier.models.load import is_reward_model
+        from espalier.models.log_ratio_reward import is_log_ratio_reward
+        from espalier.rewards.generative_verifier import GenerativeVerifier
+        from espalier.runtime.distributed import device
+
+        assert self._questions is not None
+        if is_reward_model(self._folder) or is_log_ratio_reward(self._folder):
+            raise BadInput(f"{self.model} is a reward model and answers no question: leave out stage.verifier")
+        found = GenerativeVerifier(self._folder, self._questions.verifier, self.batch_tokens)
+        found.model.to(device())
+        return VerifierScorer(found, self.batch_tokens)
 
     def _by_engines(self, context: StageContext) -> EngineHead:
         """Return the scorer of the context's engines, which start when they are asked. Raises BadInput, BadModel."""

@@ -143,7 +143,8 @@ def _candidate(verifier: VerifierFormat, asked: Question, name: str, rationale: 
     assert asked.is_right is not None
     prompt = verifier.ask(asked.solution.prompt, asked.steps, has_rationale=rationale is not None)
     problem_id = asked.solution.problem_id
-    row = Demonstration(name, prompt, verifier.answer(asked.is_right, rationale), problem_id)
+    answer = verifier.answer(asked.is_right, rationale)
+    row = Demonstration(name, prompt, answer, problem_id, "".join(asked.solution.steps))
     return Candidate(row, problem_id, asked.is_right)
 
 
@@ -174,6 +175,6 @@ def _learnt_per_step(verifier: StepVerdictFormat, row: Verification, asked: Ques
     if [one.is_yes for one in found[: first + 1]] != truths[: first + 1]:
         return "verdict is not the truth"
     problem_id = asked.solution.problem_id
-    text = row.response.strip()
-    demonstrated = Demonstration(row.id, verifier.ask(asked.solution.prompt, asked.steps), text, problem_id)
+    asking = verifier.ask(asked.solution.prompt, asked.steps)
+    demonstrated = Demonstration(row.id, asking, row.response.strip(), problem_id, "".join(asked.solution.steps))
     return Candidate(demonstrated, problem_id, first == len(truths))

@@ -267,6 +267,9 @@ class RLConfig:
     """of the problems that are drawn and of every random draw"""
     task: Any = MISSING
     """the task of the problems: how a prompt is written and an answer is graded"""
+    held_out_benchmarks: Any = field(default_factory=list)
+    """files of `evaluation/import_comparisons` whose prompts must not be trained on: a run whose training problems have
+    some is refused (responses are the policy's own and are not compared)"""
     model: Any = MISSING
     """the policy, and the folder or hub name of its weights (`model.path`)"""
     num_iterations: int = 10

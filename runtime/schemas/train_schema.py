@@ -96,7 +96,8 @@ class TrainConfig:
     """what is evaluated on; null: nothing"""
     held_out_benchmarks: Any = field(default_factory=list)
     """files of `evaluation/import_comparisons` whose rows must not be trained on: a run whose preferences, judged
-    responses, demonstrations or conversations hold some is refused, and one on steps, which cannot be compared"""
+    responses, demonstrations (with what a verifier's judge) or conversations hold some is refused, and one on steps,
+    which cannot be compared"""
     max_steps: int = 0
     """optimizer steps of the run; 0: as many as `num_epochs` takes"""
     num_epochs: float = 1.0

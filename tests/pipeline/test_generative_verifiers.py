@@ -92,7 +92,7 @@ def test_direct_demonstrations_are_balanced_and_what_is_left_out_is_counted(tmp_
         "left out (more than of the other class)": 2,
     }
     wrong = next(row for row in rows if row.id == "a/2")
-    assert wrong == Demonstration("a/2", f"Q\n2+2=5\n#### 5\n{Q}", " No", "a")
+    assert wrong == Demonstration("a/2", f"Q\n2+2=5\n#### 5\n{Q}", " No", "a", "2+2=5\n#### 5")
 
 
 def test_a_repeated_solution_of_a_problem_counts_once_and_the_first_stays(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_rationales_stay_where_their_verdict_is_the_truth_and_reasons_are_counte
     ]
     rows, counts = demonstrations(tmp_path, written)
     assert rows == [
-        Demonstration("a/0/0", "Q\n2+2=4\n#### 4\nCheck.\n", f"Fine.\n{Q} Yes", "a"),
-        Demonstration("a/2/0", "Q\n2+2=5\n#### 5\nCheck.\n", f"2+2 is 4.\n{Q} No", "a"),
+        Demonstration("a/0/0", "Q\n2+2=4\n#### 4\nCheck.\n", f"Fine.\n{Q} Yes", "a", "2+2=4\n#### 4"),
+        Demonstration("a/2/0", "Q\n2+2=5\n#### 5\nCheck.\n", f"2+2 is 4.\n{Q} No", "a", "2+2=5\n#### 5"),
     ]
     assert {name[10:-1]: count for name, count in counts.items() if name.startswith("left out")} == {
         "cut by its length": 1,

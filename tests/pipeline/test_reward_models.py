@@ -129,7 +129,7 @@ def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_
     other.save_pretrained(tmp_path / "other")
     tokenizer, networks = load_tokenizer(str(tiny_policy)), (other, load_policy(str(tiny_policy)))
     tokenizer.save_pretrained(tmp_path / "other")
-    want = []
+    want, norms = [], []
     for row in ROWS:
         for one in encode_row(tokenizer, row, is_chat=False):
             assert one.response_ids[-1] == tokenizer.eos_token_id
@@ -138,16 +138,20 @@ def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_
                 lines = [response_logprobs(network, ids, torch.ones_like(ids))[0][0] for network in networks]
             start = len(one.prompt_ids) - 1
             want.append(([float(line[start:].sum()) for line in lines], len(one.response_ids)))
+            norms.append(-math.sqrt(sum(value**2 for value in lines[0][start:].tolist())))
     values = {"model": str(tmp_path / "other"), "reference": str(tiny_policy)}
     for settings, expected in (
         (values, [own - base for (own, base), _ in want]),
         ({**values, "aggregate": "average"}, [(own - base) / length for (own, base), length in want]),
         ({"model": values["model"], "is_reference_free": True}, [own for (own, _), _ in want]),
+        ({"model": values["model"], "is_reference_free": True, "aggregate": "norm"}, norms),
     ):
         found = [value for row in scored(tmp_path, **settings) for value in (*row.chosen, *row.rejected)]
         assert found == pytest.approx(expected, abs=2e-3)
     with pytest.raises(BadInput, match=r"is a policy: name stage.reference"):
         scored(tmp_path, model=values["model"])
+    with pytest.raises(BadInput, match=r"stage.aggregate=norm is of one policy's log-probs"):
+        scored(tmp_path, **values, aggregate="norm")
 
 
 def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path) -> None:
@@ -437,6 +441,16 @@ def test_a_file_or_the_hub_is_imported(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name one source"):
         list(ImportComparisons("pairs").run("", context()))
     assert Row("f", 1).fields == {}
+
+
+def test_a_prior_set_is_named_as_the_benchmark_names_it(tmp_path: Path) -> None:
+    """As allenai/pref-test-sets has it: messages, texts that answer them, and a subset column of some sets' own."""
+    row = {"prompt": [{"role": "user", "content": "Q"}], "chosen": "a", "rejected": "b", "subset": "honest", "id": 7}
+    (tmp_path / "f.jsonl").write_text(json.dumps(row))
+    found = list(ImportComparisons("reward_bench", subset="anthropic_hhh").run(str(tmp_path / "f.jsonl"), context()))
+    assert found == [RankedResponses("anthropic_hhh/7", "anthropic_hhh", "Q", ["a"], ["b"])]
+    with pytest.raises(BadInput, match=r"has a subset of its own: leave out stage\.subset"):
+        list(ImportComparisons("reward_bench", subset="mine").run(str(tmp_path / "f.jsonl"), context()))
 
 
 def test_rows_with_a_response_on_both_sides_are_counted_and_left_out(

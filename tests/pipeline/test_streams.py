@@ -225,12 +225,12 @@ OF_ALL_ROWS = {
     "score_responses": "da59f52cebe60287",
     "consensus_labels": "2f4bea173cf7b291",
     "score_by_judge": "aef2a516f543baf2",
-    "select_demonstrations": "1256eedf7b147ec4",
+    "select_demonstrations": "a7c012396f2c0a92",
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
 evaluate_reward_model and, of evaluate and evaluate_prm_benchmarks, what a step's index alone would choose have come
-since, beside numbers that are the same; so have an empty `problem_id` of demonstrations, `by_n` of evaluate with
-its table, and what label_signal says of the scale of labels"""
+since, beside numbers that are the same; so have an empty `problem_id` and `judged` of demonstrations, `by_n` of
+evaluate with its table, and what label_signal says of the scale of labels"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
