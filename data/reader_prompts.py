@@ -3,8 +3,8 @@ al. 2024, arXiv 2404.00474; the words are our own).
 
 **Extraction**: a language model lists every answer that a paragraph offers to a question, between semicolons, or writes
 `NO_ANSWER`. **Forecasting**: a scalar head, read at the end of a candidate answer, says how probable it is by the
-paragraph alone. Training (`problems/import_calibration_data`) and reward (`rewards.model_forecasts`) use the same
-texts.
+paragraph alone. Training (`problems/make_reader_data`, `problems/import_calibration_data`) and reward
+(`rewards.model_forecasts`) use the same texts.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,12 @@ def factuality_prompt(question: str) -> str:
 def write_answers(answers: Sequence[str]) -> str:
     """Return a list of answers as the extracting model learns to write it: each once, in order; a semicolon within an
     answer becomes a comma."""
-    unique = distinct_answers([answer.replace(";", ",") for answer in answers])
-    return "; ".join(unique) or NO_ANSWER
+    return "; ".join(distinct_answers(list(map(listed, answers)))) or NO_ANSWER
+
+
+def listed(answer: str) -> str:
+    """Return an answer as it stands in a list, and as the forecaster is asked about it."""
+    return answer.replace(";", ",").strip()
 
 
 def read_answers(text: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Models that read responses in free words: which answers a paragraph offers, how probable each is by it, and whether
 the paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections on surrogate readers).
 
-The extracting model is a language model trained on `problems/import_calibration_data stage.target=extraction`, the
-forecaster an outcome reward model trained on `target=forecasting`; both are asked with the texts of their training
-(`data.reader_prompts`) in their own tokenizers. Extraction samples at a temperature of 0.3 in the published runs.
+The extracting model is a language model trained on `stage.target=extraction` of `problems/make_reader_data` or
+`problems/import_calibration_data`, the forecaster an outcome reward model trained on `target=forecasting`; both are
+asked with the texts of their training (`data.reader_prompts`) in their own tokenizers. Extraction samples at a
+temperature of 0.3 in the published runs.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,10 +15,9 @@ import torch
 from espalier.data.answers.short_answers import golds
 from espalier.data.answers.stated_answers import Forecast
 from espalier.data.examples.token_examples import encode_demonstrations
-from espalier.data.jsonl import read_records
 from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, forecast_prompt, read_answers
+from espalier.data.reader_questions import Questions
 from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
-from espalier.data.tasks.problem_file import ProblemFile
 from espalier.data.training_layout import RESPONSES
 from espalier.models.frozen_reward import load_frozen_reward, place
 from espalier.models.load import load_tokenizer
@@ -50,35 +49,6 @@ class TextScorer:
             for index, logits in batch:
                 scores[index] = float(scores_from_logits(logits[-1]))
         return scores
-
-
-class Questions:
-    """Problem id → the question that a paragraph should answer, from a file of `Problem`, or from those of a folder
-    (`info["question"]` where the policy is asked something else: `problems/use_requests`)."""
-
-    def __init__(self, path: str):
-        self.path = path
-        names = [name for places in ProblemFile.files.values() for name in places if name.endswith(".jsonl")]
-        places = [Path(path, name) for name in names]
-        files = [place for place in places if place.is_file()] if Path(path).is_dir() else [Path(path)]
-        if not files:
-            raise BadInput(f"{path}: has none of {', '.join(place.name for place in places)}: name the file or folder "
-                           "that the task reads")  # fmt: skip
-        rows = [row for file in files for row in read_records(Problem, file)]
-        self.by_id = {row.id: str(row.info.get("question", row.question)) for row in rows}
-
-    def of(self, problem_id: str) -> str:
-        """Return it. Raises BadInput where the file lacks the problem."""
-        if problem_id not in self.by_id:
-            raise BadInput(f"{self.path}: has no problem '{problem_id}': name the file that the task reads")
-        return self.by_id[problem_id]
-
-    def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Raise BadInput on a problem that the file lacks, and where another one of its files has that id."""
-        for problem in problems:
-            if self.of(problem.id) != str(problem.info.get("question", problem.question)):
-                raise BadInput(f"{self.path}: problem '{problem.id}' asks another question there: ids have to differ "
-                               "from file to file")  # fmt: skip
 
 
 class WritesTexts(Protocol):

@@ -13,8 +13,9 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.judge_texts import check_template, fill
+from espalier.data.prompts import PromptTemplate
 from espalier.data.reader_answers import WrittenText
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
 from espalier.sampling.llm_judge import chat_request, read_whole
@@ -120,9 +121,11 @@ class QueryRequests(WritingRequests):
 @dataclass
 class SummaryRequests(WritingRequests):
     """A summary of the trajectories of every problem, at most `num_paragraphs` each; problems with fewer are left out,
-    with a warning, and samples that were cut by their length do not count."""
+    with a warning, and samples that were cut by their length do not count. What they answer is their prompt, or, where
+    `problems` names a file, the problem's question as the plain prompt asks it: for samples behind worked examples."""
 
     trajectories: str = ""
+    problems: str = ""
     num_paragraphs: int = 8
 
     def parse(self, response: str) -> str | None:
@@ -130,9 +133,11 @@ class SummaryRequests(WritingRequests):
         return parse_paragraph(response)
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """Return one request a problem. Raises BadInput where no problem has enough samples."""
+        """Return one request a problem. Raises BadInput where no problem has enough samples, and on a problem that
+        `problems` lacks."""
         template = self.template or SUMMARY_PROMPT
         check_template(template, ("request", "paragraphs"))
+        plain = self._plain_prompts()
         rows: dict[str, list[Trajectory]] = {}
         for row in read_records(Trajectory, self.trajectories):
             rows.setdefault(row.problem_id, []).extend([row] if row.finish_reason == "stop" else [])
@@ -140,8 +145,11 @@ class SummaryRequests(WritingRequests):
         for problem_id, samples in rows.items():
             if len(samples) < self.num_paragraphs:
                 continue
-            self._asked[problem_id] = samples[0].prompt
-            requests.append(chat_request(problem_id, self._text(template, samples[: self.num_paragraphs])))
+            if plain is not None and problem_id not in plain:
+                raise BadInput(f"{self.problems}: has no problem '{problem_id}' of {self.trajectories}: name the file "
+                               "that the task read")  # fmt: skip
+            self._asked[problem_id] = samples[0].prompt if plain is None else plain[problem_id]
+            requests.append(chat_request(problem_id, self._text(template, problem_id, samples[: self.num_paragraphs])))
         if not requests:
             raise BadInput(f"{self.trajectories}: no problem has {self.num_paragraphs} whole samples: sample more, or "
                            "set requests.num_paragraphs")  # fmt: skip
@@ -150,11 +158,17 @@ class SummaryRequests(WritingRequests):
                         len(rows) - len(requests), len(rows), self.num_paragraphs)  # fmt: skip
         return requests
 
-    def _text(self, template: str, samples: Sequence[Trajectory]) -> str:
+    def _plain_prompts(self) -> dict[str, str] | None:
+        """Return problem → its plain prompt; None where no file is named."""
+        if not self.problems:
+            return None
+        return {row.id: PromptTemplate().render(row) for row in read_records(Problem, self.problems)}
+
+    def _text(self, template: str, problem_id: str, samples: Sequence[Trajectory]) -> str:
         shown = "\n".join(f"<text_{n}>\n{row.response.strip()}\n</text_{n}>" for n, row in enumerate(samples, 1))
-        parts = {"request": samples[0].prompt.strip(), "paragraphs": shown, "num_paragraphs": str(len(samples))}
+        parts = {"request": self._asked[problem_id].strip(), "paragraphs": shown, "num_paragraphs": str(len(samples))}
         return fill(template, parts)
 
     def inputs(self) -> list[str]:
-        """Return the samples."""
-        return [self.trajectories]
+        """Return the samples, and the problems where they are named."""
+        return [self.trajectories, *filter(None, [self.problems])]

@@ -10,6 +10,7 @@ from espalier.data.asked_texts import AskedText, WrittenText
 from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples
 from espalier.data.jsonl import write_records
 from espalier.data.reader_prompts import NO_ANSWER, extraction_prompt, forecast_prompt, read_answers, write_answers
+from espalier.data.reader_questions import Questions
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
@@ -18,7 +19,7 @@ from espalier.models.text_writer import TextWriter, _Draws
 from espalier.models.tiny import build_tiny
 from espalier.rewards.asked_writer import AskedWriter
 from espalier.rewards.calibration import LinguisticCalibrationReward
-from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, Questions, TextScorer
+from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, TextScorer
 from espalier.rewards.score import HoldsEngines, HoldsModels
 from espalier.sampling.asking import Asking
 from espalier.sampling.client import SamplingParams

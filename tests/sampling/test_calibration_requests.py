@@ -1,6 +1,7 @@
 """Linguistic calibration by a chat model: what it is asked, how it is read, and the whole way against a server."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from espalier.models.load import check_model_folder
 from espalier.pipeline.evaluation.join_forecasts import JoinForecasts
 from espalier.pipeline.problems.use_written_texts import UseRequests, UseSummaries
 from espalier.pipeline.stage import StageContext
+from espalier.sampling.client import Sample
 from espalier.sampling.job import run_job
 from espalier.sampling.reader_requests import parse_answers, parse_probability, parse_same
 from espalier.sampling.teacher_requests import SummaryRequests, parse_paragraph, parse_request
@@ -94,6 +96,23 @@ def test_a_summary_needs_whole_samples_and_shows_each(tmp_path: Path) -> None:
     assert "2 times" in request.prompt
     with pytest.raises(BadInput, match="num_paragraphs"):
         SummaryRequests(trajectories=str(tmp_path / "t.jsonl")).load(None, None)  # type: ignore[arg-type]
+
+
+def test_samples_behind_worked_examples_are_summed_up_by_the_request_alone(tmp_path: Path) -> None:
+    rows = [replace(sampled("p", k, "It was Ana."), prompt="Write of song.\nLa.\n\nWrite of p.\n") for k in (0, 1)]
+    write_records(tmp_path / "t.jsonl", rows)
+    write_records(tmp_path / "requests.jsonl", [Problem("p", "Write of p.", "Ana", {"question": "Who sang?"})])
+    files = {"trajectories": str(tmp_path / "t.jsonl"), "problems": str(tmp_path / "requests.jsonl")}
+    requests = SummaryRequests(**files, num_paragraphs=2)
+    (request,) = requests.load(None, None)  # type: ignore[arg-type]
+    assert "Write of p." in request.prompt
+    assert "song" not in request.prompt
+    sample = Sample("Paragraph:\nAna.", [1], "stop")
+    assert [row.prompt for row in requests.records(None, None, request, [sample])] == ["Write of p.\n"]  # type: ignore[arg-type]
+    assert requests.inputs() == list(files.values())
+    write_records(tmp_path / "requests.jsonl", PROBLEMS[1:])
+    with pytest.raises(BadInput, match=r"requests\.jsonl: has no problem 'p'"):
+        SummaryRequests(**files, num_paragraphs=2).load(None, None)  # type: ignore[arg-type]
 
 
 def reader(number: int, body: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
 
 
-def trajectories(task: WordArithmetic, tokenizer: Any) -> list[Trajectory]:
+def trajectories(task: Any, tokenizer: Any) -> list[Trajectory]:
     """Return the teacher's solutions of the training problems as a sampler would have written them."""
     golds = {problem.id: problem.gold for problem in task.problems("train")}
     found = []

@@ -102,6 +102,13 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
     "reward/probability_forecasting": ((2, 32, 4), None, False, {
         **CALIBRATION, "update.learning_rate": 5e-6, "num_epochs": 5, "update.warmup_share": 0.1,
         "model.num_labels": 1, "model.trains": "all", "objective.hard_above": None, "examples.held_out_share": 0.1}),
+    "sft/openrl_paragraphs_llama_8b": ((2, 8, 4), 2, False, {
+        **VINE_SFT, "update.learning_rate": 5e-5, "checkpoints.save_every": 50}),
+    "sft/openrl_answers_llama_8b": ((2, 8, 4), 2, False, {
+        **VINE_SFT, "update.learning_rate": 5e-5, "checkpoints.save_every": 50}),
+    "reward/openrl_forecasting_llama_8b": ((8, 4, 4), 2, False, {
+        **VINE, "update.learning_rate": 1e-6, "update.schedule": "linear", "num_epochs": 4, "examples.max_length": 2048,
+        "model.num_labels": 1, "model.trains": "all", "objective.hard_above": None, "checkpoints.save_every": 400}),
     "sft/rho_math": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 50}),
     "sft/rho_gsm8k": ((8, 8, 1), None, False, {**VINE_SFT, "update.learning_rate": 1e-5, "checkpoints.save_every": 45}),
     "sft/deepseek_math": ((2, 8, 4), 2, False, {**VINE_SFT, "update.learning_rate": 5e-5,
