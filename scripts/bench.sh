@@ -25,7 +25,7 @@
 #   bash scripts/bench.sh road streams [examples] [labels] [--examples N N] [--completions N N]
 #   bash scripts/bench.sh road trl                 TRL's trainers on the same rows; installs TRL first
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
-#   bash scripts/bench.sh verifiers               rules of verifiers, and hostile programs in the sandbox
+#   bash scripts/bench.sh verifiers [--data FOLDER]   rules of verifiers, and hostile programs in the sandbox
 #   bash scripts/bench.sh house                    what the code looks like, counted
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

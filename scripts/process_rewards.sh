@@ -101,7 +101,10 @@ fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
 labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
-[[ $labels == values || $labels == relative || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
+[[ $labels == values || $labels == relative || $labels == contrast ]] || {
+  echo "error: $out/labels.json says no labels: remove it" >&2
+  exit 2
+}
 objective=reward
 cut=() estimate=() judged=$out/step_values.jsonl judge=()
 if [[ $labels == contrast ]]; then

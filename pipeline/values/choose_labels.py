@@ -48,7 +48,7 @@ class ChooseLabels:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the choice and what it rests on. Raises BadInput where nothing is right, unless
-        values are asked for by name."""
+        values or relative labels are asked for by name."""
         num_rows = num_problems = num_right = num_solved = num_options = 0
         with ProblemRows(context.output) as rows:
             num_rows = rows.add(Trajectory, input_path)
