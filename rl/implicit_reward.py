@@ -43,6 +43,14 @@ _WARNING = (
 )
 
 
+_ALL_ALIKE = (
+    "the grader has called all rollouts of the last {num} iterations {verdict}, and the implicit reward learns that "
+    "everything the policy writes is: it pays it to leave its own texts; take problems that are solved now and then "
+    "(and have a gold answer), or implicit_reward=none"
+)
+_WATCHED = 5
+
+
 @dataclass
 class ImplicitReward:
     """Implements `rl.learner.Learner`. `reference` is the policy of the start, None where it is not asked: the policy
@@ -58,6 +66,8 @@ class ImplicitReward:
     micro_batch_tokens: int = 0
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
     watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
+    num_alike: int = 0
+    """iterations in a row whose outcomes were all the same"""
     folder = "implicit_reward"
     kept_in = "implicit_rewards"
     fits_returns = False
@@ -74,6 +84,7 @@ class ImplicitReward:
         measured = {**sums.means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
         if rank() == 0:
             self.watch.add(measured["pair_accuracy_before"], outcomes, sizes)
+            self._watch_outcomes(outcomes)
         if self.config.update == "before":
             rewards = beta * (scorer.logprobs(model, self.temperature)[0] - reference)
             measured["pair_accuracy_after"] = pair_accuracy(_totals(rewards), outcomes, sizes)
@@ -82,6 +93,12 @@ class ImplicitReward:
         measured |= {"sign_accuracy": right / len(said), "reward": float(rewards[experience.response_mask].mean())}
         self.metrics.add(measured, "implicit_reward/")
         return replace(experience, implicit_rewards=rewards)
+
+    def _watch_outcomes(self, outcomes: Sequence[bool]) -> None:
+        """Warn once of a run of iterations in which all outcomes are the same."""
+        self.num_alike = self.num_alike + 1 if len(set(outcomes)) == 1 else 0
+        if self.num_alike == _WATCHED:
+            log.warning(_ALL_ALIKE.format(num=_WATCHED, verdict="right" if outcomes[0] else "wrong"))
 
     def _reference_logprobs(self, experience: Experience, scorer: RowScorer) -> torch.Tensor:
         """Return [N, T]; those of a KL penalty are of the same policy."""

@@ -74,6 +74,10 @@ def check_kl(config: KLConfig) -> None:
             f"kl.cuts_negative=true cuts terms below 0, and those of kl.kind={config.kind} never are: set it to false, "
             "or kl.kind=k1 with kl.place=reward",
         ),
+        (
+            config.coefficient > 0 or not config.cuts_negative,
+            "kl.cuts_negative=true cuts terms of a KL penalty, and kl.coefficient=0 has none: set one of them",
+        ),
         (config.max_token >= 0, f"kl.max_token must be at least 0 (0: no bound), got {config.max_token:g}"),
     ):
         if not is_good:

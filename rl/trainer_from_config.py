@@ -18,7 +18,7 @@ from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.outcome_model import read_normaliser
 from espalier.rewards.score import ChecksProblems, HoldsModels, Reward
 from espalier.rewards.verifiers import check_judges
-from espalier.rl.combinations import check_combinations, critic_normaliser, reads_start
+from espalier.rl.combinations import check_combinations, critic_normaliser, reads_start, values_are_scaled
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.live_engine import LiveEngine
 from espalier.rl.delivery.weight_sync import WeightSync
@@ -350,8 +350,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
     engine = make_training_engine(config, model, settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
-    is_scaled = config.update.reward_scaling != "none" or config.update.whitens_rewards
-    return Critic(engine, settings, config.precision, *sizes, is_scaled=is_scaled)
+    return Critic(engine, settings, config.precision, *sizes, is_scaled=values_are_scaled(config))
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":

@@ -49,8 +49,9 @@ NONE_BELOW = 0.2
 """five times as many labels are needed as without noise; their correlation with the values is 0.45"""
 WEAK_AUC = 0.85
 """below it labels misplace one of seven pairs of a better and a worse state; evenly spread values have 0.90 at K = 4"""
-LOW_GAIN, LOW_GAIN_SHARE = 0.1, 0.4
-"""soft labels are weak where this share of the states or more lies at steps whose gain (in nats) is lower"""
+LOW_GAIN, LOW_GAIN_SHARE, FEWEST_STATES = 0.1, 0.4, 20
+"""soft labels are weak where this share of the states or more lies at steps whose gain (in nats) is lower; fewer states
+after equally many steps show no gain"""
 RULE = (
     f"r is the lower of reliability and within_trajectory. {NONE}: the 95 % interval of r reaches down to 0 or stays "
     f"below {NONE_BELOW:g}; {WEAK}: r is below {WEAK_BELOW:g}, or its interval reaches below {NONE_BELOW:g}, or "
@@ -143,7 +144,7 @@ class SignalSums:
 
     def step_figures(self) -> list[dict[str, float | int | None]]:
         """Return a row per step index: `step`, `states`, `mean_value`, `share_zero`, `share_one`, `reliability` (None
-        where it is not defined), `gain` (see the module)."""
+        where it is not defined), `gain` (see the module; None of fewer than `FEWEST_STATES`)."""
         _, steps, *_ = self._parts(self.table.sum(axis=0))
         shares = self.table[:, -2 * self.num_steps :].sum(axis=0).reshape(self.num_steps, 2)
         rows: list[dict[str, float | int | None]] = []
@@ -153,8 +154,7 @@ class SignalSums:
                 zero, one = (round(float(share), 4) for share in shares[place] / sums[0])
                 reliability = round((variance - noise) / variance, 4) if variance > 0 else None
                 mean = float(sums[1] / sums[0])
-                prior = fit_prior(mean, variance - noise)
-                gain = round(prior.loss_gain, 4) if prior else 0.0
+                gain = _gain(mean, variance - noise) if sums[0] >= FEWEST_STATES else None
                 row = {"step": place + 1, "states": int(sums[0]), "mean_value": round(mean, 4)}
                 rows.append({**row, "share_zero": zero, "share_one": one, "reliability": reliability, "gain": gain})
         return rows
@@ -202,6 +202,11 @@ def sum_problems(read: Callable[[], Iterable[Sequence[CountedState]]]) -> Signal
     for row, states in zip(table, read(), strict=True):
         row[:] = _problem_sums(states, order, num_steps)
     return SignalSums(table, order, num_steps)
+
+
+def _gain(mean: float, variance: float) -> float:
+    prior = fit_prior(mean, variance)
+    return round(prior.loss_gain, 4) if prior else 0.0
 
 
 def _problem_sums(states: Sequence[CountedState], kinds: Sequence[tuple[int, int]], num_steps: int) -> list[float]:
@@ -272,10 +277,12 @@ def completions_for(target: float, reliability: float, num_completions: float) -
     return max(2, math.ceil(target / (1 - target) * (1 - reliability) / reliability * num_completions - 1e-9))
 
 
-def low_gain_share(steps: Sequence[Mapping[str, float | int | None]]) -> float:
-    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`."""
-    number = sum(row["states"] or 0 for row in steps)
-    return sum((row["states"] or 0) * ((row["gain"] or 0) < LOW_GAIN) for row in steps) / number
+def low_gain_share(steps: Sequence[Mapping[str, float | int | None]]) -> float | None:
+    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`; None where no gain
+    is known."""
+    known = [(row["states"] or 0, row["gain"]) for row in steps if row["gain"] is not None]
+    number = sum(states for states, _ in known)
+    return sum(states for states, gain in known if gain is not None and gain < LOW_GAIN) / number if number else None
 
 
 def verdict(estimate: float, low: float, high: float, expected_auc: float, low_gain: float) -> str:

@@ -117,6 +117,9 @@ class EstimateValues:
             states: list[State] = rows.rows(1, problem)
             sampled = self._sampled(states, rows.rows(2, problem), failed_ids)
             totals.add_sampled(sampled)
+            totals.num_problems += 1
+            if self.label == RELATIVE and not _has_success(trajectories, sampled):
+                totals.unsolved.add(trajectories[0].problem_id)
             if self.estimator == "counted":
                 self._add_inner(trajectories, states, totals)
             placed = zip(rows.places(0, problem), trajectories, strict=True)
@@ -125,18 +128,25 @@ class EstimateValues:
                 all_sampled.append(sampled)
             elif not totals.num_missing:
                 yield from zip(
-                    (place for place, _ in placed), self._valued(trajectories, [sampled], rules), strict=True
+                    (place for place, _ in placed),
+                    self._valued(trajectories, [sampled], rules, totals.unsolved),
+                    strict=True,
                 )
         if together:
             totals.check_sampled(input_path)
             together.sort(key=lambda one: one[0])
-            records = self._valued([trajectory for _, trajectory in together], all_sampled, rules)
+            records = self._valued([trajectory for _, trajectory in together], all_sampled, rules, totals.unsolved)
             yield from zip((place for place, _ in together), records, strict=True)
 
     def _valued(
-        self, trajectories: Sequence[Trajectory], sampled: Sequence[Sampled], rules: tuple[LabelRule, NoiseRule]
+        self,
+        trajectories: Sequence[Trajectory],
+        sampled: Sequence[Sampled],
+        rules: tuple[LabelRule, NoiseRule],
+        unsolved: Collection[str],
     ) -> Iterator[StepValues]:
-        """Yield the records of whole problems, in the order of their trajectories."""
+        """Yield the records of whole problems, in the order of their trajectories; nothing is relative to the prompt of
+        one that is `unsolved`, and its inner steps have no label."""
         rule, noise = rules
         counts = {key: count for one in sampled for key, count in one.counts.items()}
         failed = {key for one in sampled for key in one.failed}
@@ -152,6 +162,12 @@ class EstimateValues:
             else:
                 own = self._of_prompt(rule, row, estimates, prompt_value) if self.label == RELATIVE else rule
                 labels, weights = noise.apply(own, known.values, known.low, known.high, prompt_value, row.is_correct)
+                if row.problem_id in unsolved:
+                    num_inner = len(labels) - 1
+                    labels, weights = (
+                        [*[None] * num_inner, *labels[num_inner:]],
+                        [*[0.0] * num_inner, *weights[num_inner:]],
+                    )
             if not self.has_terminal and labels:
                 labels, weights = [*labels[:-1], None], [*weights[:-1], 0.0]
             yield replace(known, labels=labels, weights=weights)
@@ -236,3 +252,8 @@ class EstimateValues:
                 for key, one in smoothed.items()
             }
         return dict.fromkeys(failed, UNKNOWN) | {key: counted(count) for key, count in counts.items()}
+
+
+def _has_success(trajectories: Sequence[Trajectory], sampled: Sampled) -> bool:
+    """Say whether any solution or completion of a problem is right."""
+    return any(row.is_correct for row in trajectories) or any(one.num_correct for one in sampled.counts.values())

@@ -47,6 +47,9 @@ class Totals:
     num_steps: int = 0
     num_gaps: int = 0
     num_with_gaps: int = 0
+    num_problems: int = 0
+    unsolved: set[str] = field(default_factory=set)
+    """ids of problems without a success, where labels are relative to that"""
     labels: LabelCounts = field(default_factory=LabelCounts)
 
     def add_sampled(self, sampled: Sampled) -> None:
@@ -100,6 +103,10 @@ class Totals:
             counts["states_not_cut"] = self.num_uncut
             leave_out(path, self.num_uncut, self.num_inner, "inner states", "were not cut", is_asked_for=True,
                       details=f": {self.num_gaps} of {self.num_steps} steps have no label")  # fmt: skip
+        if self.unsolved:
+            counts["problems_without_success"] = len(self.unsolved)
+            leave_out(path, len(self.unsolved), self.num_problems, "problems", "have no right solution or completion",
+                      details=": their inner steps have no relative label")  # fmt: skip
         if self.num_completions:
             counts["unparseable"] = round(self.num_unparseable / self.num_completions, 5)
             mean = self.sum_of_values / self.num_valued

@@ -144,12 +144,13 @@ def describe_signal(sums: SignalSums, is_soft: bool = True) -> dict[str, Any]:
     if len(sums.table) == 1:
         document["remedy"] = "one problem does not show how much the labels of others differ: sample more problems"
         return document
-    low_gain = low_gain_share(steps) if is_soft else 0.0
+    low_gain = (low_gain_share(steps) or 0.0) if is_soft else 0.0
     document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"], low_gain)
     if document["verdict"] != SIGNAL:
         only_scale = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"], 0.0) == SIGNAL
         remedies = [] if only_scale else [_remedy(figures, read, per_state, prior, steps)]
-        remedies += [_remedy_scale(low_gain)] if low_gain >= LOW_GAIN_SHARE and document["verdict"] != NONE else []
+        if low_gain >= LOW_GAIN_SHARE and document["verdict"] != NONE:
+            remedies.append(_remedy_scale(low_gain, figures["mean_value"]["mean"]))
         document["remedy"] = "; ".join(remedies)
     return document
 
@@ -169,12 +170,16 @@ def _remedy_alike(figures: dict[str, Any]) -> str:
     return f"all labels are {mean:g}, so that there is nothing to learn: {rest}"
 
 
-def _remedy_scale(low_gain: float) -> str:
+def _remedy_scale(low_gain: float, mean: float) -> str:
+    """Labels relative to a prompt whose value is near 1 call nearly everything good."""
+    way = (
+        "take labels made hard by what each prompt is worth (labels=relative of scripts/process_rewards.sh, or "
+        "values/estimate_values stage.estimator=smoothed stage.label=relative stage.threshold=0.5)"
+    )
     return (
         f"at the steps of {100 * low_gain:.0f} % of the states a reward model that knew the values would lower its "
-        f"loss by less than {LOW_GAIN:g} nats, from which heads were seen to learn nothing: take labels made hard by "
-        "what each prompt is worth (labels=relative of scripts/process_rewards.sh, or values/estimate_values "
-        "stage.estimator=smoothed stage.label=relative stage.threshold=0.5)"
+        f"loss by less than {LOW_GAIN:g} nats, from which heads were seen to learn nothing: "
+        f"{way if mean < 0.5 else 'take harder problems'}"
     )
 
 

@@ -10,6 +10,7 @@ from espalier.rl.combinations.critic import (
     check_implicit_reward,
     critic_normaliser,
     reads_start,
+    values_are_scaled,
     warn_of_other_units,
 )
 from espalier.rl.combinations.estimator import check_enumerable, check_estimator, check_samples
@@ -48,6 +49,7 @@ __all__ = [
     "critic_normaliser",
     "reads_start",
     "reward_range",
+    "values_are_scaled",
     "warn_of_other_units",
 ]
 

@@ -46,6 +46,12 @@ def check_critic_range(config: RLConfig) -> None:
            "implicit_reward=none")  # fmt: skip
 
 
+def values_are_scaled(config: RLConfig) -> bool:
+    """Say whether a critic learns other rewards than those that are given: scaled ones, or with implicit ones added."""
+    is_scaled = config.update.reward_scaling != "none" or config.update.whitens_rewards
+    return is_scaled or adds_implicit_rewards(config)
+
+
 @dataclass(frozen=True)
 class NormalisedTerm:
     """A component of the reward that scores by the model of `path`, normalised by a file, and its weight."""

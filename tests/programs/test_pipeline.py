@@ -158,7 +158,7 @@ def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_poli
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["labels=best"], "labels must be auto, values or contrast, got 'best'"),
+    [(["labels=best"], "labels must be auto, values, relative or contrast, got 'best'"),
      (["labels=contrast", "steps=cut_points"], "leave out steps=cut_points")],
 )  # fmt: skip
 def test_labels_that_cannot_be_made_are_refused_before_anything_is_sampled(

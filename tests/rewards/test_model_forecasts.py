@@ -157,7 +157,7 @@ def test_an_engine_that_extracts_is_asked_in_its_own_tokens_and_a_list_without_a
     reward.close()
     assert asking.is_closed
     writer.asking = Answering([], most_asked=4)
-    with pytest.raises(BadInput, match=r"tokens is longer than the 4 that its window leaves.*raise the extractor's"):
+    with pytest.raises(BadInput, match=r"tokens is longer than the 4 its window leaves.*raise the extractor's"):
         writer(["Who sang it, and when?"])
     with pytest.raises(BadInput, match=r"asking\.params\.n=4: one list of answers is read"):
         AskedWriter(str(folder / "policy"), Answering([], num_texts=4))

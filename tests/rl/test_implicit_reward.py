@@ -204,6 +204,19 @@ def test_pair_accuracy_is_the_share_of_ordered_pairs_within_problems_and_a_tie_i
     assert pair_accuracy([1.0, 2.0], [True, True], [2]) == 0.5
 
 
+def test_outcomes_that_are_all_alike_are_said_once_a_run_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """A task without golds calls everything wrong, and every token is charged for it."""
+    reward = object.__new__(ImplicitReward)
+    reward.num_alike = 0
+    for _ in range(7):
+        reward._watch_outcomes([False, False, False])
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "all rollouts of the last 5 iterations wrong" in message
+    for outcomes in ([True, False], *[[True, True]] * 5):
+        reward._watch_outcomes(outcomes)
+    assert "all rollouts of the last 5 iterations right" in caplog.text
+
+
 def test_rewards_that_rank_no_better_than_chance_are_said_once_a_fall(caplog: pytest.LogCaptureFixture) -> None:
     watch, mixed = RankWatch("ranked {share:.0f} % over {num}"), ([True, False], [2])
     said = [watch.add(accuracy, *mixed) for accuracy in (0.9, 0.5, 0.4, 0.4, 0.2, 0.1, 0.4)]

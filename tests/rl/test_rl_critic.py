@@ -18,13 +18,13 @@ from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rl import trainer_from_config
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.combinations import check_critic_range, critic_normaliser, warn_of_other_units
+from espalier.rl.combinations import check_critic_range, critic_normaliser, values_are_scaled, warn_of_other_units
 from espalier.rl.critic import Critic, check_returns, critic_values, describe_values
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
 from espalier.rl.trainer_from_config import check_parts, check_vocabulary
 from espalier.rl.types import Experience
-from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from espalier.training.engine import BadCheckpoint, TorchEngine
@@ -280,6 +280,14 @@ def test_a_critic_of_scaled_rewards_says_so_in_its_folder(tiny_policy: Path) -> 
         assert given.critic is not None
         Critic(engine, given.critic, "fp32", 1, 1, is_scaled=is_scaled)
         assert getattr(model.config, "values_scaled_rewards", False) == is_scaled
+
+
+def test_values_of_added_implicit_rewards_are_marked_as_no_chances_of_success() -> None:
+    for recipe, is_added in (("ppo_implicit_reward_word_arithmetic", True), ("ppo_word_arithmetic", False)):
+        config = compose_config(RLConfig, f"exp/ppo/{recipe}", ["model.path=M", "output_dir=D"])
+        assert values_are_scaled(config) == is_added, recipe
+        config.update.whitens_rewards = True
+        assert values_are_scaled(config)
 
 
 def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:

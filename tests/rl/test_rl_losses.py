@@ -101,7 +101,8 @@ def test_a_fixed_coefficient_stays_and_an_adaptive_one_follows_its_target() -> N
         (KLConfig(place="return"), "kl.place"),
         (KLConfig(coefficient=-1.0), "kl.coefficient"),
         (KLConfig(target=3.0), "must begin above 0"),
-        (KLConfig(cuts_negative=True), r"those of kl\.kind=k3 never are"),
+        (KLConfig(coefficient=0.1, cuts_negative=True), r"those of kl\.kind=k3 never are"),
+        (KLConfig(kind="k1", place="reward", coefficient=0.0, cuts_negative=True), r"kl\.coefficient=0 has none"),
     ],
 )
 def test_kl_settings_without_sense_or_effect_are_refused(config: KLConfig, word: str) -> None:

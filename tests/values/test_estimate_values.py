@@ -356,6 +356,30 @@ def test_relative_labels_are_of_the_value_of_the_prompt(tmp_path: Path) -> None:
         label(tmp_path, ALL, label="relative", threshold=0.5, estimator="first_error")
 
 
+@pytest.mark.parametrize("estimator", ["counted", "smoothed"])
+def test_nothing_is_relative_to_the_prompt_of_a_problem_without_a_success(
+    estimator: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No solution is right; of every second problem the completions of the first state are."""
+    rows = [replace(RIGHT, id=f"{p}/0", problem_id=f"{p}", is_correct=False) for p in range(20)]
+    states = distinct_states(rows)
+    sampled = [
+        replace(one, problem_id=state.problem_id)
+        for state in states
+        for one in completions(state.id, *[int(state.problem_id) % 2 == 0 and len(state.prefix_ids) == 1] * 4)
+    ]
+    paths = [str(tmp_path / name) for name in ("t.jsonl", "s.jsonl", "c.jsonl")]
+    for path, records in zip(paths, (rows, states, sampled), strict=True):
+        write_records(path, records)
+    stage = EstimateValues(paths[0], paths[1], estimator, label="relative", threshold=0.5)
+    for row in stage.run(paths[2], StageContext(None, Path("labels.jsonl"), 10.0)):
+        is_solved = int(row.problem_id) % 2 == 0
+        assert [label is not None for label in row.labels] == [is_solved] * 3 + [True]
+        assert [weight > 0 for weight in row.weights] == [is_solved] * 3 + [True]
+        assert row.labels[0] == (1.0 if is_solved else None)
+    assert "10 of 20 problems have no right solution or completion" in caplog.text
+
+
 def test_hard_labels_that_all_say_good_at_a_low_mean_value_are_refused(tmp_path: Path) -> None:
     """1 of 4 right everywhere: every label of an inner step is 1 at a mean value of 0.25; outcomes differ."""
     with pytest.raises(BadInput) as error:

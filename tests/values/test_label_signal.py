@@ -164,6 +164,14 @@ def test_the_gain_is_how_much_lower_a_loss_is_that_knows_the_values() -> None:
         assert ValuePrior(alpha, beta).loss_gain == pytest.approx(drawn, abs=0.002)
 
 
+def test_few_states_after_equally_many_steps_show_no_gain() -> None:
+    rows = [row(f"p{number}/0", [4 * (number % 2)], num=4) for number in range(30)]
+    longer = [*rows, row("long/0", [4, 4, 4, 4], num=4)]  # alone after two steps and more
+    document = described(longer)
+    assert [one["gain"] is None for one in document["steps"]] == [False, True, True, True]
+    assert document["low_gain_share"] == 0.0
+
+
 def test_values_without_noise_that_are_too_small_for_soft_labels_are_weak(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,6 +189,9 @@ def test_values_without_noise_that_are_too_small_for_soft_labels_are_weak(
     assert document["low_gain_share"] == pytest.approx(6 / 8, abs=0.05)
     assert document["remedy"].startswith("at the steps of 7")
     assert "labels=relative" in caplog.text
+    certain = described(simulated([[0.99 if rng.random() < 0.9 else 0.7 for _ in range(6)] for _ in range(400)], 256))
+    assert (certain["verdict"], certain["remedy"].endswith("take harder problems")) == (WEAK, True)
+    assert "labels=relative" not in certain["remedy"]  # near a prompt's value of 1 it calls nearly everything good
     hard = [replace(one, labels=[float(value > 0.05) for value in one.values]) for one in rows]
     document = ran(hard, tmp_path)
     assert (document["verdict"], document["labels"], document["remedy"]) == (SIGNAL, "hard", "")
