@@ -21,12 +21,17 @@ def question_files(path: str) -> list[Path]:
 
 class Questions:
     """Problem id → the question that a paragraph should answer, from a file of `Problem`, or from those of a folder
-    (`info["question"]` where the policy is asked something else: `problems/use_requests`)."""
+    (`info["question"]` where the policy is asked something else: `problems/use_requests`). Raises BadInput on an id
+    that has another question in another file of the folder."""
 
     def __init__(self, path: str):
         self.path = path
-        rows = [row for file in question_files(path) for row in read_records(Problem, file)]
-        self.by_id = {row.id: str(row.info.get("question", row.question)) for row in rows}
+        self.by_id: dict[str, str] = {}
+        for file in question_files(path):
+            for row in read_records(Problem, file):
+                question = _question(row)
+                if self.by_id.setdefault(row.id, question) != question:
+                    raise _asks_another(str(file), row)
 
     def of(self, problem_id: str) -> str:
         """Return it. Raises BadInput where the file lacks the problem."""
@@ -35,8 +40,15 @@ class Questions:
         return self.by_id[problem_id]
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Raise BadInput on a problem that the file lacks, and where another one of its files has that id."""
+        """Raise BadInput on a problem that the file lacks, and on one that asks another question there."""
         for problem in problems:
-            if self.of(problem.id) != str(problem.info.get("question", problem.question)):
-                raise BadInput(f"{self.path}: problem '{problem.id}' asks another question there: ids have to differ "
-                               "from file to file")  # fmt: skip
+            if self.of(problem.id) != _question(problem):
+                raise _asks_another(self.path, problem)
+
+
+def _question(problem: Problem) -> str:
+    return str(problem.info.get("question", problem.question))
+
+
+def _asks_another(path: str, problem: Problem) -> BadInput:
+    return BadInput(f"{path}: problem '{problem.id}' asks another question there: ids have to differ from file to file")

@@ -43,6 +43,16 @@ def counted_from(path: Path) -> str:
     return str(meta.get("inputs", {}).get(meta.get("config", {}).get("input"), ""))
 
 
+def asked_about(path: Path) -> str:
+    """Return the hash of the trajectories that a model was asked about in making this file (`requests.trajectories`),
+    "" where its provenance does not say."""
+    meta = read_meta(path)
+    try:
+        return str(meta["inputs"][meta["config"]["requests"]["trajectories"]])
+    except (LookupError, TypeError):
+        return ""
+
+
 def stage_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the stage that wrote a file, empty where its provenance does not say."""
     settings = read_meta(path).get("config", {}).get("stage")

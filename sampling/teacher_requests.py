@@ -7,7 +7,7 @@ An answer without its marked part, or that was cut by its length, has no text: i
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +122,8 @@ class QueryRequests(WritingRequests):
 class SummaryRequests(WritingRequests):
     """A summary of the trajectories of every problem, at most `num_paragraphs` each; problems with fewer are left out,
     with a warning, and samples that were cut by their length do not count. What they answer is their prompt, or, where
-    `problems` names a file, the problem's question as the plain prompt asks it: for samples behind worked examples."""
+    `problems` names a file, the problem's question as the plain prompt asks it: for samples behind worked examples. It
+    shows no context, so problems with one are refused there."""
 
     trajectories: str = ""
     problems: str = ""
@@ -134,10 +135,10 @@ class SummaryRequests(WritingRequests):
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """Return one request a problem. Raises BadInput where no problem has enough samples, and on a problem that
-        `problems` lacks."""
+        `problems` lacks or has with a context."""
         template = self.template or SUMMARY_PROMPT
         check_template(template, ("request", "paragraphs"))
-        plain = self._plain_prompts()
+        known = {row.id: row for row in read_records(Problem, self.problems)} if self.problems else {}
         rows: dict[str, list[Trajectory]] = {}
         for row in read_records(Trajectory, self.trajectories):
             rows.setdefault(row.problem_id, []).extend([row] if row.finish_reason == "stop" else [])
@@ -145,10 +146,7 @@ class SummaryRequests(WritingRequests):
         for problem_id, samples in rows.items():
             if len(samples) < self.num_paragraphs:
                 continue
-            if plain is not None and problem_id not in plain:
-                raise BadInput(f"{self.problems}: has no problem '{problem_id}' of {self.trajectories}: name the file "
-                               "that the task read")  # fmt: skip
-            self._asked[problem_id] = samples[0].prompt if plain is None else plain[problem_id]
+            self._asked[problem_id] = self._plain_prompt(problem_id, known) if self.problems else samples[0].prompt
             requests.append(chat_request(problem_id, self._text(template, problem_id, samples[: self.num_paragraphs])))
         if not requests:
             raise BadInput(f"{self.trajectories}: no problem has {self.num_paragraphs} whole samples: sample more, or "
@@ -158,11 +156,16 @@ class SummaryRequests(WritingRequests):
                         len(rows) - len(requests), len(rows), self.num_paragraphs)  # fmt: skip
         return requests
 
-    def _plain_prompts(self) -> dict[str, str] | None:
-        """Return problem → its plain prompt; None where no file is named."""
-        if not self.problems:
-            return None
-        return {row.id: PromptTemplate().render(row) for row in read_records(Problem, self.problems)}
+    def _plain_prompt(self, problem_id: str, known: Mapping[str, Problem]) -> str:
+        """Return the question of a problem as the plain prompt asks it."""
+        if problem_id not in known:
+            raise BadInput(f"{self.problems}: has no problem '{problem_id}' of {self.trajectories}: name the file "
+                           "that the task read")  # fmt: skip
+        if known[problem_id].context:
+            raise BadInput(f"{self.problems}: problem '{problem_id}' has a context, which the plain prompt does not "
+                           "show: write it into the question, or sample without worked examples and leave "
+                           "requests.problems empty")  # fmt: skip
+        return PromptTemplate().render(known[problem_id])
 
     def _text(self, template: str, problem_id: str, samples: Sequence[Trajectory]) -> str:
         shown = "\n".join(f"<text_{n}>\n{row.response.strip()}\n</text_{n}>" for n, row in enumerate(samples, 1))

@@ -17,6 +17,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.reader_answers import most_say_yes
 from espalier.data.records import BadInput, Trajectory
+from espalier.pipeline.readings import check_readings
 from espalier.pipeline.stage import StageContext
 
 Verdicts = Mapping[str, bool]
@@ -37,6 +38,7 @@ class JoinClaims:
     def run(self, input_path: str, context: StageContext) -> Iterator[CheckedClaim]:
         """Yield the claims that were checked, in the order of the responses. Raises BadInput where none was, and where
         the files are not of the same responses and claims."""
+        check_readings(input_path, [self.claims])
         lists = claims_of(self.claims)
         verdicts = self._verdicts(lists)
         rows = read_records(Trajectory, input_path)

@@ -21,6 +21,7 @@ from espalier.data.reader_answers import (
     probabilities_of,
 )
 from espalier.data.records import BadInput, Trajectory
+from espalier.pipeline.readings import check_readings
 from espalier.pipeline.stage import StageContext
 
 
@@ -37,7 +38,9 @@ class JoinForecasts:
         return [path for path in (self.extractions, self.probabilities, self.equivalences) if path]
 
     def run(self, input_path: str, context: StageContext) -> Iterator[AnswerForecast]:
-        """Yield a forecast a trajectory that was judged whole. Raises BadInput where none was."""
+        """Yield a forecast a trajectory that was judged whole. Raises BadInput where none was, and where the
+        reader read others."""
+        check_readings(input_path, self.inputs())
         lists, known = answers_of(self.extractions), probabilities_of(self.probabilities)
         verdicts = _verdicts(self.equivalences) if self.equivalences else None
         rows = read_records(Trajectory, input_path)

@@ -24,6 +24,7 @@ from espalier.data.reader_prompts import extraction_prompt, forecast_prompt, lis
 from espalier.data.reader_questions import Questions, question_files
 from espalier.data.records import BadInput, Demonstration, Trajectory
 from espalier.data.row_index import stream_records
+from espalier.pipeline.readings import check_readings
 from espalier.pipeline.stage import StageContext
 
 TARGETS = ("extraction", "forecasting")
@@ -72,7 +73,8 @@ class MakeReaderData:
 
     def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration | JudgedResponse]:
         """Yield examples in file order. Raises BadInput on a paragraph of no known problem, where a forecast's gold is
-        missing, and where no example is left."""
+        missing, where the chat model read other paragraphs, and where no example is left."""
+        check_readings(input_path, [*filter(None, self._read().values())])
         questions, read = Questions(self.problems), self._reader()
         counts = Counter(dict.fromkeys(COUNTED, 0))
         num_rows = num_made = 0

@@ -1,13 +1,15 @@
 """Training data of the models that read for linguistic calibration: rows by hand, and the prompts of the reward."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from espalier.data.examples.outcome_examples import JudgedResponse
-from espalier.data.jsonl import write_records
+from espalier.data.jsonl import file_sha256, write_json, write_records
 from espalier.data.reader_answers import AnswerProbability, ExtractedAnswers
 from espalier.data.reader_prompts import NO_ANSWER
 from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
@@ -170,6 +172,62 @@ def test_a_source_reads_its_own_files_and_no_others(settings: dict[str, str], sa
     with pytest.raises(BadInput) as error:
         MakeReaderData(**{"target": "extraction", "problems": "P", **settings})
     assert said in str(error.value)
+
+
+def asked_about(path: str, paragraphs: str) -> None:
+    """The provenance of what a chat model said of these paragraphs."""
+    config, inputs = {"requests": {"trajectories": paragraphs}}, {"": "", paragraphs: file_sha256(paragraphs)}
+    write_json(Path(path).with_suffix(".meta.json"), {"config": config, "inputs": inputs})
+
+
+@pytest.mark.parametrize("other", ["lists", "probabilities"])
+def test_what_was_read_in_another_sampling_with_the_same_ids_is_refused(other: str, tmp_path: Path) -> None:
+    files = write_files(tmp_path)
+    write_records(tmp_path / "again.jsonl", [replace(row, response="Eva.", steps=["Eva."]) for row in ROWS])
+    for name in ("lists", "probabilities"):
+        asked_about(files[name], str(tmp_path / "again.jsonl") if name == other else files["paragraphs"])
+    stage = MakeReaderData("forecasting", files["problems"], "chat", files["lists"], files["probabilities"])
+    said = rf"{other}\.jsonl: is what a chat model read in another file than .*paragraphs\.jsonl.*: name as input the"
+    with pytest.raises(BadInput, match=said):
+        made(stage, files["paragraphs"], tmp_path)
+
+
+def test_only_readings_that_do_not_say_what_was_read_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = write_files(tmp_path)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(files["paragraphs"]).read_bytes())
+    stage = MakeReaderData("forecasting", files["problems"], "chat", files["lists"], files["probabilities"])
+
+    def warned() -> list[str]:
+        caplog.clear()
+        made(stage, files["paragraphs"], tmp_path)
+        found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return [line for line in found if "joined by id" in line]
+
+    (line,) = warned()
+    assert line.startswith(f"{files['paragraphs']}: no provenance says that")
+    assert f"{files['lists']}, {files['probabilities']} was read" in line
+    asked_about(files["probabilities"], str(copy))  # the same paragraphs by another name
+    strange: list[Any] = [{"inputs": 3}, {"inputs": {"a": "b"}}]
+    for meta in [*strange, {"config": {"requests": {"trajectories": []}}, "inputs": {}}]:
+        write_json(tmp_path / "lists.meta.json", meta)
+        (line,) = warned()
+        assert files["probabilities"] not in line
+    asked_about(files["lists"], files["paragraphs"])
+    assert warned() == []
+
+
+def test_a_folder_in_which_an_id_has_two_questions_is_refused(tmp_path: Path) -> None:
+    write_records(tmp_path / "train.jsonl", PROBLEMS)
+    write_records(tmp_path / "dev.jsonl", [PROBLEMS[0], Problem("q", "Who ran?", "Cy")])
+    write_records(tmp_path / "paragraphs.jsonl", [sampled("q", 0, "It is Dan (100%).")])
+    stage = MakeReaderData("extraction", str(tmp_path), source="stated")
+    with pytest.raises(BadInput, match=r"dev\.jsonl: problem 'q' asks another question there: ids have to differ"):
+        made(stage, str(tmp_path / "paragraphs.jsonl"), tmp_path)
+    write_records(tmp_path / "dev.jsonl", PROBLEMS[:1])  # the same question twice is no matter
+    assert len(made(stage, str(tmp_path / "paragraphs.jsonl"), tmp_path)[0]) == 1
 
 
 def test_paragraphs_that_nothing_is_known_of_are_refused(tmp_path: Path) -> None:

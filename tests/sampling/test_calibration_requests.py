@@ -15,6 +15,7 @@ from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import check_model_folder
 from espalier.pipeline.evaluation.join_forecasts import JoinForecasts
+from espalier.pipeline.problems.make_reader_data import MakeReaderData
 from espalier.pipeline.problems.use_written_texts import UseRequests, UseSummaries
 from espalier.pipeline.stage import StageContext
 from espalier.sampling.client import Sample
@@ -110,6 +111,12 @@ def test_samples_behind_worked_examples_are_summed_up_by_the_request_alone(tmp_p
     sample = Sample("Paragraph:\nAna.", [1], "stop")
     assert [row.prompt for row in requests.records(None, None, request, [sample])] == ["Write of p.\n"]  # type: ignore[arg-type]
     assert requests.inputs() == list(files.values())
+    write_records(tmp_path / "requests.jsonl", [Problem("p", "Write of p.", "Ana", context="Ana sang.")])
+    with pytest.raises(BadInput, match=r"requests\.jsonl: problem 'p' has a context, which the plain prompt"):
+        SummaryRequests(**files, num_paragraphs=2).load(None, None)  # type: ignore[arg-type]
+    unasked = Problem("other", "Write.", "Ana", context="Ana sang.")
+    write_records(tmp_path / "requests.jsonl", [Problem("p", "Write of p.", "Ana"), unasked])
+    assert len(SummaryRequests(**files, num_paragraphs=2).load(None, None)) == 1  # type: ignore[arg-type]
     write_records(tmp_path / "requests.jsonl", PROBLEMS[1:])
     with pytest.raises(BadInput, match=r"requests\.jsonl: has no problem 'p'"):
         SummaryRequests(**files, num_paragraphs=2).load(None, None)  # type: ignore[arg-type]
@@ -140,7 +147,9 @@ def ask(server: ChatServer, output: Path, name: str, *overrides: str) -> int:
     return run_job(OmegaConf.to_object(config), lambda path: None, check_model_folder)  # type: ignore[arg-type]
 
 
-def test_the_whole_way_from_questions_to_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_way_from_questions_to_forecasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-test-0123")
     problems, sampled_path = tmp_path / "problems.jsonl", tmp_path / "t.jsonl"
     write_records(problems, PROBLEMS[:2])
@@ -179,3 +188,14 @@ def test_the_whole_way_from_questions_to_forecasts(tmp_path: Path, monkeypatch: 
     assert [found[name].answers for name in ("p/1", "q/2")] == [[], []]
     assert "q/1" not in found
     assert context.counts["not_read"] == 1
+    made = MakeReaderData("forecasting", str(problems), "chat", str(out["lists"]), str(out["probabilities"]))
+    assert len(list(made.run(str(sampled_path), context))) == 6
+    assert "joined by id" not in caplog.text
+    write_records(sampled_path, [replace(row, response="It was Cy (0.9)") for row in rows])
+    for stage in (join, made):
+        with pytest.raises(BadInput, match=r"lists\.jsonl: is what a chat model read in another file than .*t\.jsonl"):
+            list(stage.run(str(sampled_path), context))
+    out["lists"].with_suffix(".meta.json").unlink()
+    out["probabilities"].with_suffix(".meta.json").unlink()
+    with pytest.raises(BadInput, match=r"same\.jsonl: is what a chat model read in another file"):
+        list(join.run(str(sampled_path), context))

@@ -3,6 +3,7 @@ server, to the calibration error."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,10 @@ def test_the_whole_way_from_texts_to_the_calibration_error(tmp_path: Path, monke
         paths["out"], JoinClaims(str(paths["claims"]), str(paths["checks"])).run(str(paths["texts"]), context)
     )
     assert context.counts == {"cut": 1, "not_split": 1, "without_claims": 2, "opinions": 1, "not_checked": 1}
+    again = [replace(row, response="Ana ran.") for row in read_records(Trajectory, paths["texts"])]
+    write_records(tmp_path / "again.jsonl", again)
+    with pytest.raises(BadInput, match=r"is what a chat model read in another file than .*again\.jsonl"):
+        list(JoinClaims(str(paths["claims"]), str(paths["checks"])).run(str(tmp_path / "again.jsonl"), context))
     assert [(row.id, row.is_supported) for row in read_records(CheckedClaim, paths["out"])] == [
         ("p/0~0", True), ("p/0~1", False), ("p/0~2", True), ("p/0~3", False), ("p/1~0", False), ("p/1~1", True),
         ("q/0~0", True),
