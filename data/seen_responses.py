@@ -37,13 +37,10 @@ def seen_rows(rows: Iterable[RankedResponses], hashes: Collection[str]) -> list[
     return [row.id for row in rows if is_seen(row, hashes)]
 
 
-def write_training_responses(
-    folder: Path, hashes: Iterable[str], started_from: str, is_of_reward_model: bool = False
-) -> None:
+def write_training_responses(folder: Path, hashes: Iterable[str], started_from: str, must_say: bool = False) -> None:
     """Write the file of a model trained on these responses and on those of the model it `started_from`. Nothing is
-    written where that `is_of_reward_model` and does not say its own: a list without them would call unseen what was
-    seen."""
-    earlier = known_before(read_training_responses, started_from, is_of_reward_model, folder)
+    written where that one `must_say` its own and does not: a list without them would call unseen what was seen."""
+    earlier = known_before(read_training_responses, started_from, must_say, folder)
     if earlier is None:
         return
     (folder / FILE).write_text(json.dumps({"responses": sorted(earlier | frozenset(hashes))}) + "\n")

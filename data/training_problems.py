@@ -24,14 +24,14 @@ def problem_hash(problem_id: str) -> str:
 
 
 def write_training_problems(
-    folder: Path, problem_ids: Iterable[str], started_from: str, is_of_reward_model: bool = False, policy: str = ""
+    folder: Path, problem_ids: Iterable[str], started_from: str, must_say: bool = False, policy: str = ""
 ) -> None:
     """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from` (""
     where that one's problems do not count). `policy`: the one that a reward model was made from; what it learned right
     from wrong on is written beside, not among them: the head has not seen it, the layers below have.
-    Nothing is written where that `is_of_reward_model` and does not say its own problems: a list without them would call
-    unseen what was seen."""
-    earlier = known_before(read_training_problems, started_from, is_of_reward_model, folder)
+    Nothing is written where that one `must_say` its own problems and does not: a list without them would call unseen
+    what was seen."""
+    earlier = known_before(read_training_problems, started_from, must_say, folder)
     if earlier is None:
         return
     hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
@@ -44,14 +44,14 @@ def write_training_problems(
 
 
 def known_before(
-    read: Callable[[str], frozenset[str] | None], started_from: str, is_of_reward_model: bool, folder: Path
+    read: Callable[[str], frozenset[str] | None], started_from: str, must_say: bool, folder: Path
 ) -> frozenset[str] | None:
     """Return what the model that `folder`'s was trained from says of its own training by `read`, nothing for a policy
-    that says nothing; None, with a warning, for a reward model that does not."""
+    that says nothing; None, with a warning, for a reward model or verifier, which `must_say`, and does not."""
     earlier = read(started_from) if started_from else None
-    if earlier is None and is_of_reward_model:
-        log.warning("%s: a reward model that does not say what it was trained on, so neither does %s", started_from,
-                    folder)  # fmt: skip
+    if earlier is None and must_say:
+        log.warning("%s: a reward model or verifier that does not say what it was trained on, so neither does %s",
+                    started_from, folder)  # fmt: skip
         return None
     return earlier or frozenset()
 

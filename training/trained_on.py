@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.examples.stored_examples import column_of
-from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.examples.token_examples import UNKNOWN, OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.jsonl import read_records
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import BadInput
-from espalier.data.seen_responses import response_hash, seen_rows, write_training_responses
+from espalier.data.seen_responses import read_training_responses, response_hash, seen_rows, write_training_responses
 from espalier.data.steps import Decoder
-from espalier.data.training_layout import RESPONSES, STEPS, PromptReader, TrainingLayout, write_training_layout
-from espalier.data.training_problems import write_training_problems
+from espalier.data.training_layout import (
+    RESPONSES,
+    STEPS,
+    PromptReader,
+    TrainingLayout,
+    read_training_layout,
+    write_training_layout,
+)
+from espalier.data.training_problems import read_training_problems, write_training_problems
 from espalier.models.load import is_reward_model
 
 log = logging.getLogger("train")
@@ -42,13 +49,20 @@ def trained_responses(examples: Sequence[Any], tokenizer: Any) -> set[str]:
 
 def judged_solutions(examples: Sequence[Any]) -> set[str]:
     """Return the hashes of the solutions that a verifier's demonstrations judge."""
-    return set(column_of(examples, "judged", "")) - {""}
+    return set(column_of(examples, "judged", "")) - {"", UNKNOWN}
 
 
 def _says_what_it_judges(examples: Sequence[Any]) -> bool:
     """Say whether every demonstration of a verifier names both its problem and its solution."""
     both = zip(column_of(examples, "problem_id", ""), column_of(examples, "judged", ""), strict=True)
-    return all(bool(problem_id) == bool(judged) for problem_id, judged in both)
+    return all(bool(problem_id) == bool(judged) and judged != UNKNOWN for problem_id, judged in both)
+
+
+def _is_silent_verifier(folder: str) -> bool:
+    """Say whether a folder is of a language model that learned what is right or wrong and does not say of which
+    responses."""
+    learned = read_training_problems(folder) is not None or read_training_layout(folder) is not None
+    return learned and read_training_responses(folder) is None
 
 
 def trained_layout(examples: Sequence[Any], tokenizer: Any) -> TrainingLayout | None:
@@ -80,18 +94,18 @@ def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, mode
     it was built from."""
     problems = set(column_of(examples, "problem_id", "")) - {""}
     start = str(model["path"])
-    is_reward = is_reward_model(start)
+    is_reward, is_verifier = is_reward_model(start), any(column_of(examples, "judged", ""))
+    must_say = is_reward or (is_verifier and _is_silent_verifier(start))
     if problems:
         # what a policy saw before is not seen by the head of a reward model that is trained from it
         from_policy = model.get("num_labels") is not None and not is_reward
         earlier, policy = ("", start) if from_policy else (start, "")
-        write_training_problems(folder, problems, earlier, is_reward, policy)
-    is_verifier = bool(judged_solutions(examples))
+        write_training_problems(folder, problems, earlier, must_say, policy)
     if is_verifier and not _says_what_it_judges(examples):
         log.warning("%s: some demonstrations do not say which solutions they judge, so it does not say which responses "
                     "it was trained on: make them again (problems/verifier_demonstrations)", folder)  # fmt: skip
     elif responses := trained_responses(examples, tokenizer):
-        write_training_responses(folder, responses, start, is_reward)
+        write_training_responses(folder, responses, start, must_say)
     if layout := trained_layout(examples, tokenizer):
         write_training_layout(folder, layout)
 
@@ -121,7 +135,7 @@ def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: A
         return
     if any(isinstance(example, StepExample) for example in examples):
         raise BadInput(f"held_out_benchmarks compares whole responses, and {path} holds steps: leave it out")
-    if number := sum(isinstance(one, TokenExample) and bool(one.problem_id) and not one.judged for one in examples):
+    if number := sum(judged == UNKNOWN for judged in column_of(examples, "judged", "")):
         raise BadInput(f"held_out_benchmarks compares the solutions that a verifier judges, and {number} "
                        f"demonstrations of {path} do not hold theirs: make them again "
                        "(problems/verifier_demonstrations), or leave it out")  # fmt: skip

@@ -26,13 +26,16 @@ log = logging.getLogger(__name__)
 E = TypeVar("E")
 R = TypeVar("R")
 
+UNKNOWN = "unknown"
+"""`TokenExample.judged` of a demonstration that judges a solution and does not hold it, as older ones do."""
+
 
 @dataclass(frozen=True)
 class TokenExample:
     """`ids` [T]; the loss reads tokens `prompt_length`..T-1, each times its weight in `weights` (empty: all 1).
 
     A token of weight 0 is masked: it is not counted either. `problem_id` and `judged`, the hash of the solution
-    (`data.seen_responses`), say what a verifier learns to judge and are no part of the example.
+    (`data.seen_responses`) or UNKNOWN, say what a verifier learns to judge and are no part of the example.
     """
 
     id: str
@@ -180,7 +183,7 @@ def _encode(tokenizer: Any, row: Demonstration) -> tuple[TokenExample, bool]:
     prompt = encode_text(tokenizer, row.prompt, f"demonstration '{row.id}'")
     completion, is_exact = encode_response(tokenizer, prompt, row.completion)
     ids = [*prompt, *completion, tokenizer.eos_token_id]
-    judged = response_hash(row.judged) if row.judged else ""
+    judged = response_hash(row.judged) if row.judged else UNKNOWN if row.problem_id else ""
     return TokenExample(row.id, ids, len(prompt), problem_id=row.problem_id, judged=judged), is_exact
 
 
@@ -205,8 +208,9 @@ class DemonstrationExamples:
             log.warning("%s: %d of %d demonstrations name no problem, so the model will not say which it learned to "
                         "judge: make these again (problems/verifier_demonstrations)", self.path,
                         len(records) - num_named, len(records))  # fmt: skip
-            records = [replace(row, problem_id="") for row in records]
         examples = encode_demonstrations(tokenizer, records, self.path)
+        if 0 < num_named < len(records):  # only now: which of them judge is known by then
+            examples = [replace(example, problem_id="") for example in examples]
         long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
         short = f"are shorter than {self.min_completion_tokens} tokens"
         leave_out(self.path, len(examples) - len(long), len(examples), "completions", short)

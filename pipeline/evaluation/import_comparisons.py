@@ -10,6 +10,7 @@ from espalier.data.records import BadInput
 from espalier.data.row_index import SeenIds
 from espalier.data.sources import Row
 from espalier.data.tables import open_rows
+from espalier.pipeline.evaluation.reward_benchmarks import REWARD_BENCH_COUNTS
 from espalier.pipeline.stage import StageContext
 
 
@@ -18,7 +19,7 @@ class ImportComparisons:
     """`layout`: one of data/ranked_responses.py. The input is a file of JSON lines, of one JSON array, or Parquet;
     without an input, `hub` is read: a data set of the hub, or a folder (Parquet files too), with its `config`, `split`
     and `revision`. `subset` names that of rows which have none; one of RewardBench's prior sets is named so although
-    its rows say which part of it they are of."""
+    its rows say which part of it they are of, unless they are of another subset of RewardBench."""
 
     layout: str
     hub: str = ""
@@ -64,9 +65,12 @@ class ImportComparisons:
         leave_out(source, num_same, num_rows, "rows", reason, details=f" ({first_same} is the first)")
 
     def _of_subset(self, row: Row) -> Row:
-        """Return a row with the subset that the stage names, if it does."""
+        """Return a row with the subset that the stage names, if it does. Raises BadInput on one that has its own."""
         if not self.subset:
             return row
         if row.has("subset") and self.subset not in PRIOR_SETS:
             raise BadInput(f"{row.place}: the row has a subset of its own: leave out stage.subset")
+        own = str(row.fields.get("subset") or "").strip()
+        if own in REWARD_BENCH_COUNTS or own in set(PRIOR_SETS) - {self.subset}:
+            raise BadInput(f"{row.place}: the row is of the subset '{own}' of RewardBench: leave out stage.subset")
         return replace(row, fields={**row.fields, "subset": self.subset})

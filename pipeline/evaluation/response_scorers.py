@@ -19,6 +19,17 @@ AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {
 RewardBench's own scorer knows for one policy without a reference."""
 
 
+def own_policies(folder: str, name: str, others: Sequence[str]) -> list[Any]:
+    """Return the policies of a folder of `models.log_ratio_reward`, a reference last. Raises BadInput, which names the
+    model, where `others` are set: settings of another score than the folder's."""
+    from espalier.models.log_ratio_reward import FILE, load_log_ratio_reward
+
+    if others:
+        raise BadInput(f"{name}/{FILE} says which policies are compared: leave out {', '.join(others)}")
+    both = load_log_ratio_reward(folder)
+    return [network for network in (both.policy, both.reference) if network is not None]
+
+
 @dataclass(frozen=True)
 class NetworkScorer:
     """Networks that score rows of tokens: one with a head, or one or two policies."""

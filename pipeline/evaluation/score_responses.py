@@ -40,8 +40,15 @@ from espalier.data.training_layout import CHAT, FILE, RESPONSES, STEPS, TEXT, re
 from espalier.data.verification import VerifierFormat
 from espalier.pipeline.evaluation.judged_responses import judge_scores, judgement_kind
 from espalier.pipeline.evaluation.response_rows import KeptBatch, ResponseRows
-from espalier.pipeline.evaluation.response_scorers import AGGREGATES, NORM, EngineHead, NetworkScorer, VerifierScorer
-from espalier.pipeline.evaluation.verifier_questions import VerifierQuestions, say_mass
+from espalier.pipeline.evaluation.response_scorers import (
+    AGGREGATES,
+    NORM,
+    EngineHead,
+    NetworkScorer,
+    VerifierScorer,
+    own_policies,
+)
+from espalier.pipeline.evaluation.verifier_questions import VerifierQuestions, asked_layout, say_mass
 from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier
@@ -79,7 +86,8 @@ class ScoreResponses:
     template; null: as the model was trained, where its folder says it, else where its tokenizer has a template.
     `takes_last_step`: of a process reward model the score of the last step is taken for the response's. `verifier`: how
     the model is asked as a generative verifier, null for other scorers; `template` writes its prompts (null: the prompt
-    and a newline). `batch_tokens` bounds the tokens of one forward pass."""
+    and a newline) and, where `is_chat` is null, says by its own whether they are turns. `batch_tokens` bounds the
+    tokens of one forward pass."""
 
     model: str = ""
     reference: str = ""
@@ -105,7 +113,7 @@ class ScoreResponses:
             raise BadInput("stage.takes_last_step=true is for process reward models, not for a judge: leave it out")
         if self.reference and self.is_reference_free:
             raise BadInput("stage.is_reference_free=true reads no reference: leave out stage.reference")
-        _ = self._questions  # raises
+        _ = self._questions, self._asked  # raise
         if self.aggregate == NORM and not self.is_reference_free:
             raise BadInput("stage.aggregate=norm is of one policy's log-probs: set stage.is_reference_free=true")
 
@@ -120,6 +128,11 @@ class ScoreResponses:
         others = [name for name in names if getattr(self, name)]
         others += ["aggregate"] if self.aggregate != "sum" else []
         return VerifierQuestions.of(self.verifier, self.template, others)
+
+    @cached_property
+    def _asked(self) -> tuple[bool | None, str]:
+        """Whether the settings ask for turns, and which of them does (`asked_layout`)."""
+        return asked_layout(self.is_chat, self.template)
 
     def run(self, input_path: str, context: StageContext) -> Iterator[ResponseScores]:
         """Return one row of scores a row, in order. Raises BadInput where the model was trained on rows of the file."""
@@ -191,7 +204,7 @@ class ScoreResponses:
         tokens = opened.enter_context(ResponseRows(context.output, is_distinct=not scorer.has_head))
         num_implicit = 0
         for row in rows.in_order(_ROWS):
-            is_turn = is_chat and (self.is_chat is True or not row.has_implicit_prompt)
+            is_turn = is_chat and (self._asked[0] is True or not row.has_implicit_prompt)
             num_implicit += is_chat and not is_turn
             for each in self._rows_of(row, tokenizer, is_turn):
                 tokens.add(each)
@@ -233,12 +246,14 @@ class ScoreResponses:
         trained = read_training_layout(self._folder)
         prompts = trained.prompts if trained else ""
         says = {CHAT: True, TEXT: False}.get(prompts)
-        is_chat = self.is_chat if self.is_chat is not None else bool(tokenizer.chat_template) if says is None else says
+        asked, by = self._asked
+        is_chat = asked if asked is not None else bool(tokenizer.chat_template) if says is None else says
         if is_chat and not tokenizer.chat_template:
-            raise BadInput(f"{self.model}: turns need a chat template, and its tokenizer has none: set "
-                           "stage.is_chat=false")  # fmt: skip
+            remedy = "set stage.is_chat=false" if self.template is None or not self.template.is_chat else (
+                "choose a prompt with is_chat: false")  # fmt: skip
+            raise BadInput(f"{self.model}: turns need a chat template, and its tokenizer has none: {remedy}")
         layout = "whole, in its chat template" if is_chat else "whole, as plain text"
-        by = "as asked for" if self.is_chat is not None else "by its tokenizer" if says is None else f"by its {FILE}"
+        by = by or ("by its tokenizer" if says is None else f"by its {FILE}")
         if prompts and says != is_chat:
             log.warning("%s was trained on %s and reads responses %s (%s): stage.is_chat says which", self.model,
                         {CHAT: "turns of its chat template", TEXT: "plain text"}.get(prompts, "turns and plain text"),
@@ -249,7 +264,7 @@ class ScoreResponses:
 
     def _load(self, context: StageContext) -> NetworkScorer | VerifierScorer:
         from espalier.models.load import is_reward_model, load_policy
-        from espalier.models.log_ratio_reward import is_log_ratio_reward, load_log_ratio_reward
+        from espalier.models.log_ratio_reward import is_log_ratio_reward
         from espalier.models.scalar_head import load_process_reward
         from espalier.runtime.distributed import device
 
@@ -257,8 +272,9 @@ class ScoreResponses:
             return self._load_verifier()
         has_head = False
         if is_log_ratio_reward(self._folder):
-            both = load_log_ratio_reward(self._folder)
-            networks = [both.policy, both.reference]
+            others = [f"stage.{name}" for name in ("reference", "is_reference_free") if getattr(self, name)]
+            others += [f"stage.aggregate={NORM}"] if self.aggregate == NORM else []
+            networks = own_policies(self._folder, self.model, others)
         elif has_head := is_reward_model(self._folder):
             if self.reference or self.is_reference_free:
                 raise BadInput(f"{self.model} is a reward model with a head: leave out stage.reference and "

@@ -20,6 +20,20 @@ from espalier.data.verification import VerifierFormat
 from espalier.pipeline.evaluation.response_rows import KeptBatch
 from espalier.pipeline.stage import StageContext
 
+_QUESTION = "Q"
+
+
+def asked_layout(is_chat: bool | None, template: PromptTemplate | None) -> tuple[bool | None, str]:
+    """Return (whether prompts are turns, by the stage's `is_chat`, else by its template's; who says it), (None, "")
+    where neither does. Raises BadInput where one says yes and the other no."""
+    own = template.is_chat if template is not None else None
+    if is_chat is None:
+        return own, "by the prompt's is_chat" if own is not None else ""
+    if own not in (None, is_chat):
+        raise BadInput(f"stage.is_chat={str(is_chat).lower()} and stage.template.is_chat={str(own).lower()}: set one "
+                       "of them to null")  # fmt: skip
+    return is_chat, "as asked for"
+
 
 @dataclass(frozen=True)
 class VerifierQuestions:
@@ -54,11 +68,18 @@ class VerifierQuestions:
     def _prompt(self, row: RankedResponses, tokenizer: Any, is_chat: bool) -> str:
         if is_chat:
             template = self.template or PromptTemplate()
+            if row.turns and template.messages(Problem(row.id, _QUESTION, "")) != _asking(_QUESTION):
+                raise _without_template(row, "has turns of its own")
             turns = row.turns or template.messages(Problem(row.id, row.prompt, ""))
             return write_chat(tokenizer, turns) + template.continues + template.before_response
         if row.has_implicit_prompt:  # what two texts begin with, maybe within a word
+            if self._as_text(row.id, _QUESTION) != PromptTemplate().render(Problem(row.id, _QUESTION, "")):
+                raise _without_template(row, "has no prompt of its own, two texts begin alike,")
             return row.prompt
-        return of_annotated(AnnotatedSolution(row.id, "", row.prompt, [], [], None, None), self.template, "").prompt
+        return self._as_text(row.id, row.prompt)
+
+    def _as_text(self, name: str, question: str) -> str:
+        return of_annotated(AnnotatedSolution(name, "", question, [], [], None, None), self.template, "").prompt
 
     def tokens(self, row: RankedResponses, tokenizer: Any, is_chat: bool) -> Iterator[StepTokens]:
         """Yield the tokens of those texts. Raises BadInput where the tokenizer or its template refuses one."""
@@ -71,6 +92,16 @@ class VerifierQuestions:
     def origin(self) -> str:
         """What scores are made by, in words: other words of a verdict are another score."""
         return f"p(Yes) of {self.verifier.yes} against {self.verifier.no}"
+
+
+def _asking(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def _without_template(row: RankedResponses, why: str) -> BadInput:
+    """Return the refusal of a row that would be asked about otherwise than the rows around it."""
+    return BadInput(f"row '{row.id}' {why} and would be asked about without what stage.template writes around a "
+                    "question: leave the template out, or score such rows by themselves")  # fmt: skip
 
 
 def say_mass(kept: Iterable[KeptBatch], model: str, context: StageContext) -> None:

@@ -113,9 +113,9 @@ def test_what_a_model_started_from_was_trained_on_counts_too(tmp_path: Path) -> 
 def test_a_model_of_a_reward_model_that_does_not_say_its_responses_does_not_either(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_training_responses(tmp_path, {"bb"}, "silent", is_of_reward_model=True)
+    write_training_responses(tmp_path, {"bb"}, "silent", must_say=True)
     assert read_training_responses(str(tmp_path)) is None
-    assert "silent: a reward model that does not say what it was trained on, so neither does" in caplog.text
+    assert "silent: a reward model or verifier that does not say what it was trained on, so neither does" in caplog.text
 
 
 def test_the_published_llmbar_file_has_42_first_and_58_second_labels() -> None:

@@ -21,6 +21,7 @@ from espalier.data.sources import Row
 from espalier.data.tasks.shopping_notes import ShoppingNotes
 from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models.load import BadModel, load_config, load_policy, load_tokenizer
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.logprobs import response_logprobs
 from espalier.models.sampled_logprobs import sampled_logprobs
 from espalier.models.scalar_head import load_process_reward
@@ -152,6 +153,26 @@ def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_
         scored(tmp_path, model=values["model"])
     with pytest.raises(BadInput, match=r"stage.aggregate=norm is of one policy's log-probs"):
         scored(tmp_path, **values, aggregate="norm")
+
+
+def test_a_folder_of_two_policies_is_read_as_both(tiny_policy: Path, tmp_path: Path) -> None:
+    other, both, alone = (str(tmp_path / name) for name in ("other", "both", "alone"))
+    network = load_policy(str(tiny_policy))
+    with torch.no_grad():
+        network.lm_head.weight.mul_(1.5)
+    network.save_pretrained(other)
+    load_tokenizer(str(tiny_policy)).save_pretrained(other)
+    write_log_ratio_reward(Path(both), other, str(tiny_policy), Scale())
+    write_log_ratio_reward(Path(alone), other, None, Scale(has_reference=False))
+    assert scored(tmp_path, model=both) == scored(tmp_path, model=other, reference=str(tiny_policy))
+    assert scored(tmp_path, model=alone) == scored(tmp_path, model=other, is_reference_free=True)
+    for settings, names in (
+        ({"is_reference_free": True}, r"stage\.is_reference_free"),
+        ({"is_reference_free": True, "aggregate": "norm"}, r"stage\.is_reference_free, stage\.aggregate=norm"),
+        ({"reference": other}, r"stage\.reference"),
+    ):
+        with pytest.raises(BadInput, match=rf"log_ratio_reward\.json says .*: leave out {names}$"):
+            scored(tmp_path, model=both, **settings)
 
 
 def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path) -> None:
@@ -451,6 +472,15 @@ def test_a_prior_set_is_named_as_the_benchmark_names_it(tmp_path: Path) -> None:
     assert found == [RankedResponses("anthropic_hhh/7", "anthropic_hhh", "Q", ["a"], ["b"])]
     with pytest.raises(BadInput, match=r"has a subset of its own: leave out stage\.subset"):
         list(ImportComparisons("reward_bench", subset="mine").run(str(tmp_path / "f.jsonl"), context()))
+
+
+@pytest.mark.parametrize("own", ["math-prm", "hep-go", "alpacaeval-easy", "shp"])
+def test_rows_of_another_subset_of_the_benchmark_are_no_prior_set(own: str, tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_text(json.dumps({"prompt": "Q", "chosen": "a", "rejected": "b", "subset": own}))
+    with pytest.raises(BadInput, match=rf"f\.jsonl:1: the row is of the subset '{own}' of RewardBench: leave out"):
+        list(ImportComparisons("reward_bench", subset="summarize").run(str(tmp_path / "f.jsonl"), context()))
+    if own == "shp":
+        assert len(list(ImportComparisons("reward_bench", subset=own).run(str(tmp_path / "f.jsonl"), context()))) == 1
 
 
 def test_rows_with_a_response_on_both_sides_are_counted_and_left_out(

@@ -135,7 +135,7 @@ def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_takes_them
     assert read_training_problems(prm) == {problem_hash("mine")}
     assert read_policy_problems(prm) == {problem_hash("paired")}
     assert read_policy_problems(policy) == frozenset()
-    write_training_problems(tmp_path, ["more"], prm, is_of_reward_model=True)
+    write_training_problems(tmp_path, ["more"], prm, must_say=True)
     assert (len(read_training_problems(str(tmp_path)) or ()), read_policy_problems(str(tmp_path))) == (
         2,
         {problem_hash("paired")},

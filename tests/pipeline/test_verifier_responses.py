@@ -18,7 +18,9 @@ from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, Tr
 from espalier.data.seen_responses import read_training_responses, response_hash
 from espalier.data.step_verdicts import StepVerdictFormat
 from espalier.data.steps import StepTokens
-from espalier.data.training_layout import TrainingLayout, read_training_layout
+from espalier.data.training_layout import FILE as LAYOUT_FILE
+from espalier.data.training_layout import TrainingLayout, read_training_layout, write_training_layout
+from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
@@ -49,6 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [f"Mia has 3 apples.\n4 pens\nCheck.\nFine.\n{Q} Yes", f"{Q} No", f"{STEP.question} Yes"] * 3
     size: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 330, "max_length": 128}
     return Path(build_tiny(tmp_path_factory.mktemp("m") / "model", texts, **size, seed=0))
+
+
+CHAT = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chat(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = Path(shutil.copytree(folder, tmp_path_factory.mktemp("c") / "chat"))
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(model)
+    return model
 
 
 def scored(
@@ -121,14 +136,8 @@ def test_a_verifier_that_is_sure_still_says_which_response_is_better(folder: Pat
     assert len(set(values)) == 3
 
 
-def test_a_prompt_is_turns_where_the_verifier_has_a_chat_template(folder: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(folder, tmp_path / "chat"))
-    tokenizer = load_tokenizer(str(folder))
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
-    )
-    tokenizer.save_pretrained(model)
+def test_a_prompt_is_turns_where_the_verifier_has_a_chat_template(folder: Path, chat: Path, tmp_path: Path) -> None:
+    model = chat
     rows, counts = scored(tmp_path, model, [ROWS[0], TURNS])
     asked = f"user: Mia has 3 apples.\nassistant: 4 apples\n{Q}"
     assert rows[0].rejected == pytest.approx([by_hand(model, asked)[0]], abs=2e-3)
@@ -137,6 +146,50 @@ def test_a_prompt_is_turns_where_the_verifier_has_a_chat_template(folder: Path, 
     assert (counts["layout"], counts["layout_by"]) == ("whole, in its chat template", "by its tokenizer")
     plain, _ = scored(tmp_path, model, [ROWS[0]], name="plain", is_chat=False)
     assert plain[0].rejected == pytest.approx([by_hand(folder, f"Mia has 3 apples.\n4 apples\n{Q}")[0]], abs=2e-3)
+
+
+@pytest.mark.parametrize("more", [
+    {"system": "Be strict."}, {"instruction": "Solve it."}, {"template": "Q: {question}\n"},
+    {"shots": [{"question": "1+1?", "response": "2"}]},
+])  # fmt: skip
+def test_a_template_that_says_more_than_the_question_is_for_rows_without_turns(
+    more: dict[str, Any], chat: Path, tmp_path: Path
+) -> None:
+    template = PromptTemplate(**more)
+    with pytest.raises(BadInput, match=r"row 'u/1' has turns .* stage\.template .*: leave the template out"):
+        scored(tmp_path, chat, [ROWS[0], TURNS], template=template)
+    assert len(scored(tmp_path, chat, [ROWS[0]], name="alone", template=template)[0]) == 1
+    assert len(scored(tmp_path, chat, [TURNS], name="text", template=template, is_chat=False)[0]) == 1
+
+
+def test_a_template_cannot_be_written_around_what_two_texts_begin_with(
+    folder: Path, chat: Path, tmp_path: Path
+) -> None:
+    for model in (folder, chat):
+        with pytest.raises(
+            BadInput, match=r"row 't/1' has no prompt of its own, .* stage\.template .*: leave the template out"
+        ):
+            scored(tmp_path, model, template=PromptTemplate("Q: {question}\n"))
+    assert len(scored(tmp_path, chat, template=PromptTemplate("Q: {question}\n"), name="turns", is_chat=True)[0]) == 3
+
+
+def test_a_template_says_whether_its_prompts_are_turns(folder: Path, chat: Path, tmp_path: Path) -> None:
+    rows, counts = scored(tmp_path, chat, [ROWS[0]], template=PromptTemplate(is_chat=False))
+    assert rows[0].rejected == pytest.approx([by_hand(folder, f"Mia has 3 apples.\n4 apples\n{Q}")[0]], abs=2e-3)
+    assert (counts["layout"], counts["layout_by"]) == ("whole, as plain text", "by the prompt's is_chat")
+    write_training_layout(chat, TrainingLayout("responses", "text"))
+    rows, counts = scored(tmp_path, chat, [ROWS[0]], name="turns", template=PromptTemplate(is_chat=True))
+    (chat / LAYOUT_FILE).unlink()
+    asked = f"user: Mia has 3 apples.\nassistant: 4 apples\n{Q}"
+    assert rows[0].rejected == pytest.approx([by_hand(folder, asked)[0]], abs=2e-3)
+    assert counts["layout_by"] == "by the prompt's is_chat"
+    with pytest.raises(BadInput, match=r"needs? a chat template, .* choose a prompt with is_chat: false"):
+        scored(tmp_path, folder, [ROWS[0]], template=PromptTemplate(is_chat=True))
+    for asked_for in (True, False):
+        with pytest.raises(
+            BadInput, match=r"stage\.is_chat=.* and stage\.template\.is_chat=.*: set one of them to null"
+        ):
+            ScoreResponses("m", verifier=SOLUTION, is_chat=asked_for, template=PromptTemplate(is_chat=not asked_for))
 
 
 def test_a_stopped_run_goes_on_to_the_same_bytes_and_counts(
@@ -262,3 +315,53 @@ def test_demonstrations_that_do_not_hold_what_they_judge_are_not_passed_over(
     assert read_training_responses(str(model)) is None, "a list of some would call the others unseen"
     assert "some demonstrations do not say which solutions they judge" in caplog.text
     assert read_records(Demonstration, str(tmp_path / "d.jsonl"))[1].judged == ""
+
+
+def test_older_demonstrations_among_rows_that_name_no_problem_are_not_passed_over(folder: Path, tmp_path: Path) -> None:
+    tokenizer, model = load_tokenizer(str(folder)), Path(shutil.copytree(folder, tmp_path / "model"))
+    old, plain = Demonstration("old", "Q\n7\n" + Q, " Yes", "p"), Demonstration("plain", "Q\n", "Seven.")
+    write_records(tmp_path / "d.jsonl", [old, plain])
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    examples = DemonstrationExamples(str(tmp_path / "d.jsonl"), 512).load(tokenizer)
+    with pytest.raises(BadInput, match=r"and 1 demonstrations of d\.jsonl do not hold theirs: make them again"):
+        check_benchmarks(examples, [str(tmp_path / "rows.jsonl")], tokenizer, "d.jsonl")
+    write_trained_on(model, examples, tokenizer, {"path": str(folder)})
+    assert read_training_problems(str(model)) is None
+    assert read_training_responses(str(model)) is None
+    write_records(tmp_path / "d.jsonl", [plain])
+    examples = DemonstrationExamples(str(tmp_path / "d.jsonl"), 512).load(tokenizer)
+    check_benchmarks(examples, [str(tmp_path / "rows.jsonl")], tokenizer, "d.jsonl")
+
+
+@pytest.mark.parametrize("names_problems", [True, False])
+def test_a_verifier_lists_its_responses_only_where_the_verifier_it_started_from_does(
+    names_problems: bool, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, whole = load_tokenizer(str(folder)), made(tmp_path)
+    judged = {response_hash(text) for text in (*JUDGED.chosen, *JUDGED.rejected)}
+    silent = [Demonstration("old", "Q\n7\n" + Q, " Yes", "earlier")]
+    silent += [] if names_problems else [Demonstration("plain", "Q\n", "Seven.")]
+
+    def trained(name: str, rows: Sequence[Demonstration], start: Path) -> Path:
+        model = Path(shutil.copytree(folder, tmp_path / name))
+        write_records(tmp_path / "d.jsonl", rows)
+        examples = DemonstrationExamples(str(tmp_path / "d.jsonl"), 512).load(tokenizer)
+        write_trained_on(model, examples, tokenizer, {"path": str(start)})
+        return model
+
+    first = trained("first", whole, folder)
+    again = trained("again", whole, first)
+    assert set(read_training_responses(str(again)) or ()) == judged, "its start says what it learned"
+    start = trained("silent", silent, folder)
+    assert read_training_responses(str(start)) is None
+    caplog.clear()
+    model = trained("model", whole, start)
+    assert read_training_responses(str(model)) is None, "a list of its own rows alone would call the others unseen"
+    assert (
+        f"{start}: a reward model or verifier that does not say what it was trained on, so neither does {model}"
+        in caplog.text
+    )
+    problems = {problem_hash("p"), problem_hash("earlier")} if names_problems else None
+    found = read_training_problems(str(model))
+    assert (None if found is None else set(found)) == problems
+    assert read_training_responses(str(trained("third", whole, model))) is None
