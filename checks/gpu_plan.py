@@ -23,7 +23,8 @@ _SCORED = 20  # bytes of a logit of the canaries while they are scored: float32,
 @dataclass(frozen=True)
 class Sharing:
     """How a run uses the GPU: `setup`, the learner; a `row` of the engine's window. `num_engines` on this GPU, each cut
-    over `cut` of them, take `utilization` of it each."""
+    over `cut` of them, take `utilization` of it each; `beside` is what each engine of a reward or estimator takes, and
+    none of these sleeps."""
 
     setup: Setup
     micro_batch: MicroBatch
@@ -32,6 +33,7 @@ class Sharing:
     num_engines: int = 1
     cut: int = 1
     utilization: float = 0.92
+    beside: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     """Return the plan of one iteration on a GPU of `total` bytes (0: unknown)."""
     shape = sharing.setup.networks[0].shape
     held, backward, step, delivery = memory_plan(sharing.setup).phases
-    contexts = {"contexts": (1 + sharing.num_engines) * _CONTEXT}
+    contexts = {"contexts": (1 + sharing.num_engines + len(sharing.beside)) * _CONTEXT}
+    if total and sharing.beside:
+        contexts["engines of the reward"] = int(sum(sharing.beside) * total)
     served = sharing.num_engines * 2 * shape.parameters // sharing.cut
     share = sharing.num_engines * int(sharing.utilization * total)
     engines = {"engines": share} if total else {"engines' weights": served}
@@ -84,7 +88,7 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     cache = share - served - sharing.num_engines * _WORK
     token = 4 * shape.layers * shape.kv_heads * shape.head_size // sharing.cut
     learner = max(held.bytes, sum((proof | arriving).values()))
-    between = max(0, total - learner - contexts["contexts"]) / total / sharing.num_engines
+    between = max(0, total - learner - sum(contexts.values())) / total / sharing.num_engines
     return GpuPlan(total, phases, cache, cache // sharing.num_engines // token, int(100 * between) / 100)
 
 
@@ -113,6 +117,8 @@ def verdict(plan: GpuPlan) -> str:
 def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     """Return what makes the phases smaller that take more than the GPU has, in settings."""
     found, names = [], {phase.name for phase in plan.phases if phase.bytes > plan.total}
+    if sharing.beside:
+        found.append("a smaller options.gpu_memory_utilization of the reward's client")
     if names & {"rollouts", "start-up proof"} and plan.largest_share > 0:
         found.append(f"client.options.gpu_memory_utilization={plan.largest_share:g} at most")
     if not sharing.sleeps:

@@ -6,6 +6,7 @@ Reads configurations, no weights.
 
 import logging
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -40,8 +41,27 @@ def sharing_of(config: RLConfig) -> Sharing:
         sleeps=config.engine.sleeps,
         num_engines=int(setting_of(config.client, "num_engines", 1)) if sees_all else 1,
         cut=int(options.get("tensor_parallel_size") or 1),
-        utilization=float(options.get("gpu_memory_utilization") or Sharing.utilization),
+        utilization=_utilization(options),
+        beside=tuple(_engines_beside([config.reward, config.advantage, config.filter])),
     )
+
+
+def _utilization(options: Mapping[str, Any]) -> float:
+    return float(options.get("gpu_memory_utilization") or Sharing.utilization)
+
+
+def _engines_beside(node: Any) -> Iterator[float]:
+    """Yield what each engine of a component below the node takes of the only GPU, as the policy's does: all of a
+    client's where they see all GPUs, else the first; those of Ray stand where Ray puts them."""
+    if isinstance(node, Mapping):
+        if str(node.get("_target_", "")).endswith(".DataParallelEngines"):
+            number = int(node.get("num_engines", 1)) if node.get("gpus_each") == 0 else 1
+            yield from [_utilization(node.get("options") or {})] * number
+        for value in node.values():
+            yield from _engines_beside(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _engines_beside(value)
 
 
 def plan_of(config: RLConfig, total: int) -> tuple[GpuPlan, Sharing]:

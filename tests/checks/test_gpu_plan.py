@@ -103,6 +103,29 @@ def test_several_engines_on_a_gpu_and_engines_that_are_cut() -> None:
     assert phase(gpu_plan(padded, 24 * GIB), "delivery")["weights that arrive"] == 100_663_296 + 6 * 151_937 * 896
 
 
+def test_engines_of_a_reward_take_their_share_in_every_phase(tiny_policy: Path) -> None:
+    alone = gpu_plan(ONE_GPU, 24 * GIB)
+    beside = gpu_plan(replace(ONE_GPU, beside=(0.2, 0.2)), 24 * GIB)
+    for one, other in zip(alone.phases, beside.phases, strict=True):
+        more = {"engines of the reward": int(0.4 * 24 * GIB), "contexts": one.parts["contexts"] + GIB}
+        assert other.parts == one.parts | more
+    assert beside.largest_share == pytest.approx(alone.largest_share - 0.4 - 1 / 24, abs=0.011)
+    words = [f"model.path={tiny_policy}", "output_dir=o", "reward=verifier_rationales",
+             f"reward.terms.verifier.form.path={tiny_policy}", "advantage=grpo"]  # fmt: skip
+    client = "reward.terms.verifier.asking.client"
+    for given, wanted in (
+        ([], (0.92,)),
+        ([f"+{client}.options.gpu_memory_utilization=0.3"], (0.3,)),
+        ([f"+{client}.options.gpu_memory_utilization=0.3", f"{client}.num_engines=2"], (0.3,)),  # the other has its own
+        (
+            [f"+{client}.options.gpu_memory_utilization=0.3", f"{client}.num_engines=2", f"{client}.gpus_each=0"],
+            (0.3, 0.3),
+        ),
+    ):
+        assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, [*words, *given])).beside == wanted
+    assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, words[:2])).beside == ()
+
+
 def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     def check(gib: float, setup: dict[str, Any] | None = None, **changes: Any) -> str:
         sharing = replace(ONE_GPU, setup=replace(ONE_GPU.setup, **{} if setup is None else setup), **changes)
