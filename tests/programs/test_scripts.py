@@ -315,8 +315,9 @@ source scripts/environment.sh
 server_settings=()
 python={folder}/python
 serve M {folder}/server.log 512 {folder}/a.jsonl
+sleep 60 &
 echo $server > {folder}/pid
-sleep 60 & wait
+wait
 """
     (folder / "python").write_text(
         f"#!/usr/bin/env bash\necho http://127.0.0.1:7\nexec {ROOT}/.venv/bin/python -c "

@@ -56,12 +56,12 @@ def assert_ends_as(run: Trainer, whole: Trainer) -> None:
 
 @pytest.mark.parametrize(("at", "number", "step", "is_due"), [
     ("dev-0/", signal.SIGTERM, 0, False),  # nothing is trained yet
-    ("rl-0/", signal.SIGTERM, 0, False),
+    pytest.param("rl-0/", signal.SIGTERM, 0, False, marks=pytest.mark.slow),
     ("rl-2/", signal.SIGTERM, 2, False),
-    ("rl-2/", signal.SIGINT, 2, False),
+    pytest.param("rl-2/", signal.SIGINT, 2, False, marks=pytest.mark.slow),
     ("#rl-2/", signal.SIGTERM, 2, False),  # completions of its states
     ("dev-2/", signal.SIGTERM, 2, True),
-    ("dev-4/", signal.SIGTERM, 4, True),
+    pytest.param("dev-4/", signal.SIGTERM, 4, True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_signal_saves_what_is_learnt_at_once_and_the_run_goes_on_to_the_same_bits(
     at: str, number: int, step: int, is_due: bool, make: Any

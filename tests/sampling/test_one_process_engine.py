@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_an_engine_in_one_process_does_all_that_is_asked_of_it(tiny_policy: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
