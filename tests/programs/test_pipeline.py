@@ -219,3 +219,32 @@ def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothi
     assert f"trajectories_with_unlabelled_steps {sum(None in row.values for row in values)}" in printed
     assert len(read_records(StepScores, data / "step_scores.jsonl")) == len(trajectories)
     assert "is complete" in run(*words, "max_failed_share=0.1"), "no server is left to ask, and none is needed"
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+def test_preferences_become_a_reward_model_and_a_policy_by_one_script(tmp_path: Path) -> None:
+    """With the true reward's own comparisons, a first phase of the head alone, and PPO whose critic begins on it."""
+    notes, small = ["task=shopping_notes"], ["task.num_train=80", "task.num_dev=8"]
+    rows, base, run_dir = tmp_path / "rows.jsonl", tmp_path / "base", tmp_path / "run"
+    run(sys.executable, "run_stage.py", "-cn", "problems/make_demonstrations", *notes,
+        f"output={rows}")  # fmt: skip
+    run(sys.executable, "run_stage.py", "-cn", "training/make_policy", f"input={rows}",
+        f"output={base}", "stage.hidden_size=96", "stage.num_layers=2", "stage.num_heads=3")  # fmt: skip
+    run(sys.executable, "trainer_base_ds_mul.py", "-cn", "exp/sft/shopping_notes",
+        f"model.path={base}", f"examples.path={rows}", f"output_dir={tmp_path}/sft", "max_steps=60")  # fmt: skip
+    words = ["bash", "scripts/reward_model.sh", f"policy={tmp_path}/sft/model", f"run={run_dir}", *small,
+             "num_problems=80", "num_pairs=64", "head_steps=4", "num_iterations=2", "train.num_epochs=1",
+             "ppo.evaluation.every=0"]  # fmt: skip
+    run(*words)
+    judged = json.loads((run_dir / "reward_model.json").read_text())
+    assert 0 < judged["accuracy"]["mean"] <= 1
+    assert judged["reward"]["std"] > 0
+    metrics = [json.loads(line) for line in (run_dir / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("reward/true" in row for row in metrics) == 2
+    assert all(0 < row["kl/per_response"] < 50 for row in metrics[1:] if "kl/per_response" in row)
+    assert (run_dir / "ppo" / "model" / "model.safetensors").is_file()
+    before = (run_dir / "ppo" / "metrics.jsonl").read_bytes()
+    run(*words)  # for nothing
+    assert (run_dir / "ppo" / "metrics.jsonl").read_bytes() == before
