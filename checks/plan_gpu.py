@@ -52,9 +52,10 @@ def _utilization(options: Mapping[str, Any]) -> float:
 
 def _engines_beside(node: Any) -> Iterator[float]:
     """Yield what each engine of a component below the node takes of the only GPU, as the policy's does: all of a
-    client's where they see all GPUs, else the first; those of Ray stand where Ray puts them."""
+    client's where they see all GPUs, else the first; not those of other GPUs (`gpus`), nor Ray's."""
     if isinstance(node, Mapping):
-        if str(node.get("_target_", "")).endswith(".DataParallelEngines"):
+        is_here = not node.get("gpus") or "0" in map(str, node["gpus"])
+        if is_here and str(node.get("_target_", "")).endswith(".DataParallelEngines"):
             number = int(node.get("num_engines", 1)) if node.get("gpus_each") == 0 else 1
             yield from [_utilization(node.get("options") or {})] * number
         for value in node.values():

@@ -95,7 +95,7 @@ def write_trained_on(folder: Path, examples: Sequence[Any], tokenizer: Any, mode
     problems = set(column_of(examples, "problem_id", "")) - {""}
     start = str(model["path"])
     is_reward, is_verifier = is_reward_model(start), any(column_of(examples, "judged", ""))
-    must_say = is_reward or (is_verifier and _is_silent_verifier(start))
+    must_say = is_reward or _is_silent_verifier(start)
     if problems:
         # what a policy saw before is not seen by the head of a reward model that is trained from it
         from_policy = model.get("num_labels") is not None and not is_reward

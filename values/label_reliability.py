@@ -278,11 +278,13 @@ def completions_for(target: float, reliability: float, num_completions: float) -
 
 
 def low_gain_share(steps: Sequence[Mapping[str, float | int | None]]) -> float | None:
-    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`; None where no gain
-    is known."""
+    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`, among those whose
+    gain is known; None where these are fewer than half of all."""
     known = [(row["states"] or 0, row["gain"]) for row in steps if row["gain"] is not None]
     number = sum(states for states, _ in known)
-    return sum(states for states, gain in known if gain is not None and gain < LOW_GAIN) / number if number else None
+    if not number or 2 * number < sum(row["states"] or 0 for row in steps):
+        return None
+    return sum(states for states, gain in known if gain is not None and gain < LOW_GAIN) / number
 
 
 def verdict(estimate: float, low: float, high: float, expected_auc: float, low_gain: float) -> str:

@@ -104,9 +104,9 @@ def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
         raise BadInput(f"{folder} is no critic that a run has saved: score the steps with prm/score_steps, "
                        "and name the file")  # fmt: skip
     if getattr(load_config(folder), "values_scaled_rewards", False):
-        raise BadInput(f"{folder} values rewards that its run has scaled, or added implicit ones to, and no chances of "
-                       "success: train with update.reward_scaling=none, update.whitens_rewards=false and "
-                       "implicit_reward=none")  # fmt: skip
+        raise BadInput(f"{folder} values rewards that its run has scaled, or added implicit ones or the cost of a KL "
+                       "penalty to, and no chances of success: train with update.reward_scaling=none, "
+                       "update.whitens_rewards=false, implicit_reward=none and kl.place=loss")  # fmt: skip
     check_tokens(folder, rows)
     ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
     lengths = [[len(row.prompt_ids) + end for end in row.step_ends] for row in rows]

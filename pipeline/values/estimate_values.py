@@ -117,8 +117,8 @@ class EstimateValues:
             states: list[State] = rows.rows(1, problem)
             sampled = self._sampled(states, rows.rows(2, problem), failed_ids)
             totals.add_sampled(sampled)
-            totals.num_problems += 1
-            if self.label == RELATIVE and not _has_success(trajectories, sampled):
+            totals.num_problems += bool(trajectories)
+            if self.label == RELATIVE and trajectories and not _has_success(trajectories, sampled):
                 totals.unsolved.add(trajectories[0].problem_id)
             if self.estimator == "counted":
                 self._add_inner(trajectories, states, totals)

@@ -132,5 +132,8 @@ class Totals:
 
     def check_labels(self, output: Path) -> None:
         """Raise BadInput where the labels would teach nothing."""
+        if self.unsolved and len(self.unsolved) == self.num_problems:
+            raise BadInput(f"{output}: none of {self.num_problems} problems has a right solution or completion, so "
+                           "that no label is relative to anything: sample more, or train the policy first")  # fmt: skip
         judge_balance(self.labels.balance, str(output), "take another stage.threshold (0.5: more likely right than "
                       "wrong), soft labels, or another stage.noise")  # fmt: skip

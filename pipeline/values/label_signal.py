@@ -63,16 +63,18 @@ class LabelSignal:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the document. Raises BadInput where the labels are refused."""
-        num_few = 0
+        num_few = num_unlabelled = 0
         kinds = set[str]()
         with ProblemRows(context.output) as rows:
             rows.add(StepValues, input_path)
 
             def read() -> Iterator[list[CountedState]]:
-                nonlocal num_few
-                num_few = 0
+                nonlocal num_few, num_unlabelled
+                num_few = num_unlabelled = 0
                 for problem in rows.problems_by_id():
-                    own: list[StepValues] = rows.rows(0, problem)
+                    every: list[StepValues] = rows.rows(0, problem)
+                    own = [row for row in every if any(label is not None for label in row.labels[:-1])]
+                    num_unlabelled += len(every) - len(own)
                     kinds.update(_kinds(own))
                     states, few = counted_states(own)
                     num_few += few
@@ -81,6 +83,8 @@ class LabelSignal:
 
             document = describe_signal(sum_problems(read), is_soft="hard" not in kinds or "soft" in kinds)
         document["states_with_fewer_than_two_completions"] = num_few
+        if num_unlabelled:
+            document["trajectories_without_inner_labels"] = num_unlabelled  # nothing is trained on their states
         context.counts.update(states=document["states"], verdict=document["verdict"])
         for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
             if document["figures"].get(name):

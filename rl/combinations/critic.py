@@ -47,9 +47,11 @@ def check_critic_range(config: RLConfig) -> None:
 
 
 def values_are_scaled(config: RLConfig) -> bool:
-    """Say whether a critic learns other rewards than those that are given: scaled ones, or with implicit ones added."""
+    """Say whether a critic learns other rewards than those that are given: scaled ones, or with implicit ones or the
+    cost of a KL penalty in them."""
     is_scaled = config.update.reward_scaling != "none" or config.update.whitens_rewards
-    return is_scaled or adds_implicit_rewards(config)
+    has_cost = config.kl.coefficient > 0 and config.kl.place == "reward"
+    return is_scaled or has_cost or adds_implicit_rewards(config)
 
 
 @dataclass(frozen=True)

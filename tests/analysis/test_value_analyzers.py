@@ -204,7 +204,9 @@ def test_a_critic_of_scaled_rewards_has_no_error(tiny_policy: Path, tmp_path: Pa
     critic = load_critic(str(tiny_policy), "policy")
     critic.config.critic_form, critic.config.values_scaled_rewards = "linear", True
     critic.save_pretrained(tmp_path / "critic")
-    with pytest.raises(BadInput, match="values rewards that its run has scaled, or added implicit ones to"):
+    with pytest.raises(
+        BadInput, match="values rewards that its run has scaled, or added implicit ones or the cost of a KL"
+    ):
         estimated_states(files[0], {"critic": str(tmp_path / "critic")}, context(files[0]))
 
 

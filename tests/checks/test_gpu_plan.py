@@ -124,6 +124,7 @@ def test_engines_of_a_reward_take_their_share_in_every_phase(tiny_policy: Path) 
     ):
         assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, [*words, *given])).beside == wanted
     assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, words[:2])).beside == ()
+    assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, [*words, f"{client}.gpus=[1]"])).beside == ()
 
 
 def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -285,6 +285,11 @@ def test_a_critic_of_scaled_rewards_says_so_in_its_folder(tiny_policy: Path) -> 
 def test_values_of_added_implicit_rewards_are_marked_as_no_chances_of_success() -> None:
     for recipe, is_added in (("ppo_implicit_reward_word_arithmetic", True), ("ppo_word_arithmetic", False)):
         config = compose_config(RLConfig, f"exp/ppo/{recipe}", ["model.path=M", "output_dir=D"])
+        config.kl = KLConfig(coefficient=0.0)
+        assert values_are_scaled(config) == is_added, recipe
+        config.kl = KLConfig(kind="k1", place="reward", coefficient=0.1)
+        assert values_are_scaled(config)
+        config.kl = KLConfig(coefficient=0.1)  # in the loss
         assert values_are_scaled(config) == is_added, recipe
         config.update.whitens_rewards = True
         assert values_are_scaled(config)

@@ -380,6 +380,21 @@ def test_nothing_is_relative_to_the_prompt_of_a_problem_without_a_success(
     assert "10 of 20 problems have no right solution or completion" in caplog.text
 
 
+def test_relative_labels_of_problems_that_are_all_unsolved_are_refused(tmp_path: Path) -> None:
+    trajectories, states, sampled = files(tmp_path, [*completions("p/0#1", 0, 0), *ALL])
+    wrong = [replace(one, is_correct=False) for one in ALL]
+    write_records(trajectories, [replace(row, is_correct=False) for row in (RIGHT, WRONG)])
+    write_records(sampled, wrong)
+    context = StageContext(None, Path("labels.jsonl"), 10.0)
+    with pytest.raises(BadInput, match="none of 1 problems has a right solution or completion"):
+        list(EstimateValues(trajectories, states, "smoothed", label="relative", threshold=0.5).run(sampled, context))
+    other = [State("q/0#1", "q", "q/0", 1, "Q\n", "", [90], [1], "7")]
+    write_records(states, [*distinct_states([RIGHT, WRONG]), *other])
+    write_records(sampled, [*wrong, *(replace(one, problem_id="q") for one in completions("q/0#1", 0, 0))])
+    with pytest.raises(BadInput, match="lies on no trajectory"):  # a problem of another file's states
+        list(EstimateValues(trajectories, states, label="relative", threshold=0.5).run(sampled, context))
+
+
 def test_hard_labels_that_all_say_good_at_a_low_mean_value_are_refused(tmp_path: Path) -> None:
     """1 of 4 right everywhere: every label of an inner step is 1 at a mean value of 0.25; outcomes differ."""
     with pytest.raises(BadInput) as error:

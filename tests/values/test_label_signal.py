@@ -172,6 +172,24 @@ def test_few_states_after_equally_many_steps_show_no_gain() -> None:
     assert document["low_gain_share"] == 0.0
 
 
+def test_a_gain_that_is_known_of_few_of_the_states_says_nothing() -> None:
+    rows = [row(f"p{number}/0", [1, *[4 * (number % 2)] * (3 if number < 19 else 0)], num=4) for number in range(20)]
+    document = described(rows)
+    assert [one["gain"] is None for one in document["steps"]] == [False, True, True, True]
+    assert document["low_gain_share"] is None
+    assert "at the steps of" not in document["remedy"]
+
+
+def test_states_without_a_label_are_not_judged(tmp_path: Path) -> None:
+    rng = random.Random(6)
+    labelled = simulated([[rng.random() for _ in range(4)] for _ in range(60)], 8)
+    unlabelled = [replace(one, id=f"q{one.id}", problem_id=f"q{one.problem_id}", num_correct=[0] * 5,
+                          labels=[None] * 4 + [0.0]) for one in labelled]  # fmt: skip
+    document = ran([*labelled, *unlabelled], tmp_path)
+    assert document["trajectories_without_inner_labels"] == 60
+    assert document["figures"] == ran(labelled, tmp_path)["figures"]
+
+
 def test_values_without_noise_that_are_too_small_for_soft_labels_are_weak(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
