@@ -17,6 +17,7 @@ import torch
 from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, check_component, entrypoint
+from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.renamed import RENAMED, new_name
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
@@ -160,6 +161,22 @@ def test_a_full_disk_is_exit_code_4(start: Any, capsys: pytest.CaptureFixture[st
 
     assert start(*GIVEN, main=main) == 4
     assert error_line(capsys).startswith("error: out/model: No space left on device: free space")
+
+
+def test_a_path_that_cannot_be_what_it_is_to_be_is_named_in_one_line(tmp_path: Path) -> None:
+    """A file where a folder is needed, and a folder where a file is."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for make, said in (
+        (lambda: (tmp_path / "file" / "x" / "y").mkdir(parents=True), "file/x/y: Not a directory: choose another path"),
+        (lambda: (tmp_path / "file").mkdir(parents=True), "file: File exists: choose another path"),
+        (lambda: (tmp_path / "folder").write_text("x"), "folder: Is a directory: choose another path"),
+    ):
+        with pytest.raises(OSError, match="Errno") as raised:
+            make()
+        assert exit_code_of(raised.value) == 2
+        assert said in line_of(raised.value)
+    assert exit_code_of(FileExistsError("a lock of ours")) is None  # names no path: nobody's setting
 
 
 def test_an_interrupt_is_exit_code_130_and_a_signal_143(start: Any) -> None:
