@@ -24,8 +24,8 @@ tell states of a true value above the mean from the rest, under a Beta distribut
 Labels without noise can teach nothing too, where values are small: as soft targets of a cross-entropy, 0.1 of a right
 state and 0 of a wrong one both ask for a score near 0. `gain` of a step index says how many nats knowing the values
 lowers that loss by (`ValuePrior.loss_gain`), among states after equally many steps; `low_gain_share` is the share of
-states at indices where it is below `LOW_GAIN`. On a task with 10 % success heads learned nothing from exact values, of
-which 52 % of the states lie there, and all from the same values made hard (benchmarks/credit/signal_links.py).
+trajectories' steps at indices where it is below `LOW_GAIN`. On a task with 10 % success heads learned nothing from
+exact values, of which 52 % lie there, and all from the same values made hard (benchmarks/credit/signal_links.py).
 
 Every figure is a function of sums that add up over problems, so that intervals draw problems.
 """
@@ -50,12 +50,12 @@ NONE_BELOW = 0.2
 WEAK_AUC = 0.85
 """below it labels misplace one of seven pairs of a better and a worse state; evenly spread values have 0.90 at K = 4"""
 LOW_GAIN, LOW_GAIN_SHARE, FEWEST_STATES = 0.1, 0.4, 20
-"""soft labels are weak where this share of the states or more lies at steps whose gain (in nats) is lower; fewer states
+"""soft labels are weak where this share of the steps or more has an index whose gain (in nats) is lower; fewer states
 after equally many steps show no gain"""
 RULE = (
     f"r is the lower of reliability and within_trajectory. {NONE}: the 95 % interval of r reaches down to 0 or stays "
     f"below {NONE_BELOW:g}; {WEAK}: r is below {WEAK_BELOW:g}, or its interval reaches below {NONE_BELOW:g}, or "
-    f"expected_auc is below {WEAK_AUC:g}, or labels are soft and low_gain_share, of states at steps of a gain below "
+    f"expected_auc is below {WEAK_AUC:g}, or labels are soft and low_gain_share, of steps whose index has a gain below "
     f"{LOW_GAIN:g} nats, is {LOW_GAIN_SHARE:g} or more; else {SIGNAL}"
 )
 
@@ -144,19 +144,21 @@ class SignalSums:
 
     def step_figures(self) -> list[dict[str, float | int | None]]:
         """Return a row per step index: `step`, `states`, `mean_value`, `share_zero`, `share_one`, `reliability` (None
-        where it is not defined), `gain` (see the module; None of fewer than `FEWEST_STATES`)."""
+        where it is not defined), `gain` (see the module; None of fewer than `FEWEST_STATES`), `trajectories` that pass
+        through."""
         _, steps, *_ = self._parts(self.table.sum(axis=0))
-        shares = self.table[:, -2 * self.num_steps :].sum(axis=0).reshape(self.num_steps, 2)
+        shares = self.table[:, -3 * self.num_steps :].sum(axis=0).reshape(self.num_steps, 3)
         rows: list[dict[str, float | int | None]] = []
         for place, sums in enumerate(steps):
             if sums[0]:
                 variance, noise = (float(one) for one in _pooled(sums[None]))
-                zero, one = (round(float(share), 4) for share in shares[place] / sums[0])
+                zero, one, _ = (round(float(share), 4) for share in shares[place] / sums[0])
                 reliability = round((variance - noise) / variance, 4) if variance > 0 else None
                 mean = float(sums[1] / sums[0])
                 gain = _gain(mean, variance - noise) if sums[0] >= FEWEST_STATES else None
                 row = {"step": place + 1, "states": int(sums[0]), "mean_value": round(mean, 4)}
-                rows.append({**row, "share_zero": zero, "share_one": one, "reliability": reliability, "gain": gain})
+                row |= {"share_zero": zero, "share_one": one, "trajectories": int(shares[place][2])}
+                rows.append({**row, "reliability": reliability, "gain": gain})
         return rows
 
     def _parts(self, sums: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -198,7 +200,7 @@ def sum_problems(read: Callable[[], Iterable[Sequence[CountedState]]]) -> Signal
         kinds.update((state.num_correct, state.num_completions) for state in states)
         num_steps = max(num_steps, *(state.step for state in states))
     order = sorted(kinds)
-    table = np.zeros((num_problems, 8 + 6 * num_steps + len(kinds)))
+    table = np.zeros((num_problems, 8 + 7 * num_steps + len(kinds)))
     for row, states in zip(table, read(), strict=True):
         row[:] = _problem_sums(states, order, num_steps)
     return SignalSums(table, order, num_steps)
@@ -210,13 +212,13 @@ def _gain(mean: float, variance: float) -> float:
 
 
 def _problem_sums(states: Sequence[CountedState], kinds: Sequence[tuple[int, int]], num_steps: int) -> list[float]:
-    steps, shares = np.zeros((num_steps, 4)), np.zeros((num_steps, 2))
+    steps, shares = np.zeros((num_steps, 4)), np.zeros((num_steps, 3))
     siblings: dict[tuple[int, ...], list[CountedState]] = defaultdict(list)
     along: dict[str, list[CountedState]] = defaultdict(list)
     number_of = dict.fromkeys(kinds, 0)
     for state in states:
         steps[state.step - 1] += (1, state.label, state.label**2, state.noise)
-        shares[state.step - 1] += (state.label == 0, state.label == 1)
+        shares[state.step - 1] += (state.label == 0, state.label == 1, len(state.trajectories))
         siblings[state.parent].append(state)
         for name in state.trajectories:
             along[name].append(state)
@@ -278,13 +280,13 @@ def completions_for(target: float, reliability: float, num_completions: float) -
 
 
 def low_gain_share(steps: Sequence[Mapping[str, float | int | None]]) -> float | None:
-    """Return the share of states at steps, rows of `step_figures`, whose gain is below `LOW_GAIN`, among those whose
-    gain is known; None where these are fewer than half of all."""
-    known = [(row["states"] or 0, row["gain"]) for row in steps if row["gain"] is not None]
-    number = sum(states for states, _ in known)
-    if not number or 2 * number < sum(row["states"] or 0 for row in steps):
+    """Return the share of trajectories' steps, which is what is trained on, at step indices (rows of `step_figures`)
+    whose gain is below `LOW_GAIN`, among those whose gain is known; None where these are fewer than half of all."""
+    known = [(row["trajectories"] or 0, row["gain"]) for row in steps if row["gain"] is not None]
+    number = sum(rows for rows, _ in known)
+    if not number or 2 * number < sum(row["trajectories"] or 0 for row in steps):
         return None
-    return sum(states for states, gain in known if gain is not None and gain < LOW_GAIN) / number
+    return sum(rows for rows, gain in known if gain is not None and gain < LOW_GAIN) / number
 
 
 def verdict(estimate: float, low: float, high: float, expected_auc: float, low_gain: float) -> str:

@@ -3,7 +3,7 @@
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
 (empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps`
 a row per step index, `labels` "soft" or "hard" (labels are 0 and 1 where values are not), `low_gain_share` the share of
-states at steps whose values are too small for soft labels. Weak labels are warned of. Labels whose reliability is below
+steps whose values are too small for soft labels. Weak labels are warned of. Labels whose reliability is below
 `smallest_reliability`, interval and all, end the stage with exit code 2.
 """
 
@@ -181,7 +181,7 @@ def _remedy_scale(low_gain: float, mean: float) -> str:
         "values/estimate_values stage.estimator=smoothed stage.label=relative stage.threshold=0.5)"
     )
     return (
-        f"at the steps of {100 * low_gain:.0f} % of the states a reward model that knew the values would lower its "
+        f"at {100 * low_gain:.0f} % of the steps a reward model that knew the values would lower its "
         f"loss by less than {LOW_GAIN:g} nats, from which heads were seen to learn nothing: "
         f"{way if mean < 0.5 else 'take harder problems'}"
     )

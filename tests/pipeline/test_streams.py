@@ -212,7 +212,7 @@ OF_ALL_ROWS = {
     "estimate_values": "e93623f4c4dbf4fd",
     "label_by_contrast": "763866da42cbbd62",
     "choose_labels": "632f637b437f4e7a",
-    "label_signal": "5922415124931264",
+    "label_signal": "68fa841653b72faf",
     "outcome_preferences": "ef2c9aeaa640c946",
     "process_preferences": "993db13d0c04f98f",
     "step_preferences": "4ca1f144487c49e0",

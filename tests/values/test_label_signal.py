@@ -177,7 +177,24 @@ def test_a_gain_that_is_known_of_few_of_the_states_says_nothing() -> None:
     document = described(rows)
     assert [one["gain"] is None for one in document["steps"]] == [False, True, True, True]
     assert document["low_gain_share"] is None
-    assert "at the steps of" not in document["remedy"]
+    assert "would lower its loss" not in document["remedy"]
+
+
+def test_what_counts_is_how_many_rows_are_trained_on_and_not_how_many_states_differ() -> None:
+    """Eight solutions of a problem share their first six states, of small values, and differ in the last three."""
+    rng = random.Random(7)
+    rows = []
+    for problem in range(100):
+        shared = [int(64 * rng.choice((0.0, 0.1))) for _ in range(6)]
+        for number in range(8):
+            own = [64 * rng.randrange(2) for _ in range(3)]
+            ids = [*range(1, 7), *(10 * number + step for step in range(7, 11))]
+            rows.append(row(f"p{problem}/{number}", [*shared, *own], num=64, ids=ids))
+    document = described(rows)
+    assert [one["states"] for one in document["steps"]] == [100] * 6 + [800] * 3
+    assert [one["trajectories"] for one in document["steps"]] == [800] * 9
+    assert document["low_gain_share"] == pytest.approx(6 / 9)
+    assert document["verdict"] == WEAK
 
 
 def test_states_without_a_label_are_not_judged(tmp_path: Path) -> None:
@@ -205,7 +222,7 @@ def test_values_without_noise_that_are_too_small_for_soft_labels_are_weak(
     assert document["figures"]["expected_auc"]["mean"] > 0.9
     assert (document["verdict"], document["labels"]) == (WEAK, "soft")
     assert document["low_gain_share"] == pytest.approx(6 / 8, abs=0.05)
-    assert document["remedy"].startswith("at the steps of 7")
+    assert document["remedy"].startswith("at 7")
     assert "labels=relative" in caplog.text
     certain = described(simulated([[0.99 if rng.random() < 0.9 else 0.7 for _ in range(6)] for _ in range(400)], 256))
     assert (certain["verdict"], certain["remedy"].endswith("take harder problems")) == (WEAK, True)
