@@ -30,8 +30,22 @@ def own_policies(folder: str, name: str, others: Sequence[str]) -> list[Any]:
     return [network for network in (both.policy, both.reference) if network is not None]
 
 
+class _InProcess:
+    """What scorers have in common whose networks are in this process."""
+
+    batch_tokens: int
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens the rows of a call have: one forward pass (a verifier's without their verdicts)."""
+        return self.batch_tokens
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+
 @dataclass(frozen=True)
-class NetworkScorer:
+class NetworkScorer(_InProcess):
     """Networks that score rows of tokens: one with a head, or one or two policies."""
 
     networks: Sequence[Any]
@@ -39,14 +53,6 @@ class NetworkScorer:
     aggregate: str
     batch_tokens: int
     masses: Sequence[float] = ()
-
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens the rows of a call have: one forward pass."""
-        return self.batch_tokens
-
-    def close(self) -> None:
-        """Nothing is held but memory."""
 
     def is_packed(self, longest: StepTokens) -> bool:
         """Say whether rows of which this is the longest are packed. Raises BadInput where it is refused."""
@@ -83,7 +89,7 @@ class NetworkScorer:
 
 
 @dataclass
-class VerifierScorer:
+class VerifierScorer(_InProcess):
     """A generative verifier (`rewards.generative_verifier.GenerativeVerifier`) that is asked about rows of
     `models.verdict_probs.question_tokens`; `masses`: p(Yes) + p(No) of each row of the last call."""
 
@@ -91,14 +97,6 @@ class VerifierScorer:
     batch_tokens: int
     has_head: bool = False
     masses: Sequence[float] = ()
-
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens the rows of a call have, without their verdicts."""
-        return self.batch_tokens
-
-    def close(self) -> None:
-        """Nothing is held but memory."""
 
     def is_packed(self, longest: StepTokens) -> bool:
         """Return false: rows are padded. Raises BadInput where the longest is too long for the verifier."""

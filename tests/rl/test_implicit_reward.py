@@ -204,16 +204,19 @@ def test_pair_accuracy_is_the_share_of_ordered_pairs_within_problems_and_a_tie_i
     assert pair_accuracy([1.0, 2.0], [True, True], [2]) == 0.5
 
 
-def test_outcomes_that_are_all_alike_are_said_once_a_run_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_outcomes_that_are_all_alike_are_said_once_a_run_of_them(
+    tiny_policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A task without golds calls everything wrong, and every token is charged for it."""
-    reward = object.__new__(ImplicitReward)
-    reward.num_alike = 0
-    for _ in range(7):
-        reward._watch_outcomes([False, False, False])
-    (message,) = [record.getMessage() for record in caplog.records]
+    learner, experience = learner_of(tiny_policy), make_experience()
+    learner.config = replace(learner.config, learning_rate=1e-3)
+    alike = [groups_of([[(place, ids, right) for place, ids, _ in row] for row in ROWS]) for right in (0.0, 1.0)]
+    for groups in [alike[0]] * 7:
+        score(learner, experience, groups)
+    (message,) = [one for one in caplog.messages if "all rollouts of the last" in one]
     assert "all rollouts of the last 5 iterations wrong" in message
-    for outcomes in ([True, False], *[[True, True]] * 5):
-        reward._watch_outcomes(outcomes)
+    for groups in [groups_of(ROWS), *[alike[1]] * 5]:
+        score(learner, experience, groups)
     assert "all rollouts of the last 5 iterations right" in caplog.text
 
 

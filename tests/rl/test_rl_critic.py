@@ -282,6 +282,14 @@ def test_a_critic_of_scaled_rewards_says_so_in_its_folder(tiny_policy: Path) -> 
         assert getattr(model.config, "values_scaled_rewards", False) == is_scaled
 
 
+def test_the_critic_of_a_run_is_marked_by_what_its_rewards_hold(tiny_policy: Path) -> None:
+    for recipe, is_marked in (("ppo_implicit_reward_word_arithmetic", True), ("ppo_word_arithmetic", False)):
+        words = [f"model.path={tiny_policy}", "output_dir=D", "kl.coefficient=0"]
+        critic = trainer_from_config.make_critic(compose_config(RLConfig, f"exp/ppo/{recipe}", words))
+        assert critic is not None
+        assert getattr(critic.engine.model.config, "values_scaled_rewards", False) == is_marked, recipe
+
+
 def test_values_of_added_implicit_rewards_are_marked_as_no_chances_of_success() -> None:
     for recipe, is_added in (("ppo_implicit_reward_word_arithmetic", True), ("ppo_word_arithmetic", False)):
         config = compose_config(RLConfig, f"exp/ppo/{recipe}", ["model.path=M", "output_dir=D"])
