@@ -328,7 +328,11 @@ wait
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         (folder / "pid").unlink(missing_ok=True)
         environment = {key: value for key, value in os.environ.items() if key != "ESPALIER_OWNER"}
-        with subprocess.Popen(["bash", "-c", words], cwd=ROOT, env=environment, start_new_session=True) as running:
+        # Tests that were started in a shell's background ignore SIGINT, and so would a script of theirs.
+        with subprocess.Popen(
+            ["bash", "-c", words], cwd=ROOT, env=environment, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as running:  # fmt: skip
             deadline = time.monotonic() + 30
             while not (folder / "pid").exists() or not (folder / "pid").read_text().strip():
                 assert time.monotonic() < deadline
