@@ -12,10 +12,27 @@ from espalier.rl.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 _WATCHED = 5  # iterations
-_WARNING = (
-    "the verifier of the reward ranked {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly "
-    "over {num} iterations, no better than chance: the policy is led away from right answers; train the verifier on "
-    "rollouts of this policy, let it give more verdicts per solution, or take another one"
+PROCESS = "process"
+"""The part of a score that is the mean of a process reward model's scores of the steps (rewards/process.py)."""
+_RANKED = (
+    "{name} ranked {{share:.0f}} % of pairs of a right and a wrong rollout of one problem rightly over {{num}} "
+    "iterations, no better than chance: the policy is led away from right answers; {remedy}"
+)
+_OF_REWARDS = {
+    VERIFIER: _RANKED.format(
+        name="the verifier of the reward",
+        remedy="train the verifier on rollouts of this policy, let it give more verdicts per solution, or take another "
+        "one",
+    ),
+    PROCESS: _RANKED.format(
+        name="the process reward model of the reward",
+        remedy="train it again on rollouts of this policy, or let it say where an outcome's blame goes, which cannot be "
+        "won by: advantage=process_values advantage.form=first_error",
+    ),
+}
+_OF_STEPS = _RANKED.format(
+    name="the process reward model (by the lowest score of a rollout's steps)",
+    remedy="train it again on rollouts of this policy; advantage.form=first_error bounds what it can do",
 )
 
 
@@ -58,27 +75,57 @@ class RankWatch:
         return is_new
 
 
-@dataclass
-class VerifierWatch:
-    """Compares the verdicts of a reward that judges solutions (the part `VERIFIER` of its scores) with the grader's.
-    Rollouts without a verdict, or whose score was replaced because they did not end, are left out."""
+def _rank_pairs(pairs: Sequence[Sequence[tuple[float, bool]]], watch: RankWatch) -> float | None:
+    """Return the pair accuracy of one iteration's (score, is it right) by problem, and show it to the watch; None where
+    no problem has both kinds."""
+    if not any(len({outcome for _, outcome in own}) == 2 for own in pairs):
+        return None
+    outcomes, sizes = [outcome for own in pairs for _, outcome in own], [len(own) for own in pairs]
+    accuracy = pair_accuracy([score for own in pairs for score, _ in own], outcomes, sizes)
+    watch.add(accuracy, outcomes, sizes)
+    return accuracy
 
-    watch: RankWatch = field(default_factory=lambda: RankWatch(_WARNING))
+
+@dataclass
+class RewardPartsWatch:
+    """Compares what a reward's models say of solutions, the parts `VERIFIER` and `PROCESS` of its scores, with the
+    grader. Rollouts without the part, or whose score was replaced because they did not end, are left out."""
+
+    watches: dict[str, RankWatch] = field(
+        default_factory=lambda: {part: RankWatch(warning) for part, warning in _OF_REWARDS.items()}
+    )
 
     def look(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Return the metric of an iteration, {} where there is no pair to compare."""
-        pairs = [
-            [
-                (score.parts[VERIFIER], rollout.trajectory.is_correct)
-                for rollout, score in zip(group.rollouts, group.scores, strict=True)
-                if VERIFIER in score.parts and score.parts.get("stopped", 1.0)
+        """Return the metrics of an iteration, of parts with a pair to compare."""
+        found = {}
+        for part, watch in self.watches.items():
+            pairs = [
+                [
+                    (score.parts[part], rollout.trajectory.is_correct)
+                    for rollout, score in zip(group.rollouts, group.scores, strict=True)
+                    if part in score.parts and score.parts.get("stopped", 1.0)
+                ]
+                for group in groups
             ]
+            accuracy = _rank_pairs(pairs, watch)
+            if accuracy is not None:
+                found[f"reward/{part}_pair_accuracy"] = accuracy
+        return found
+
+
+@dataclass
+class StepScoreWatch:
+    """Compares the lowest score of a rollout's steps, by an estimator's process reward model, with the grader."""
+
+    watch: RankWatch = field(default_factory=lambda: RankWatch(_OF_STEPS))
+
+    def look(self, groups: Sequence[RolloutGroup], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Return the metric of an iteration, {} where there is no pair to compare; `scores[n]` are those of the steps
+        of rollout n. One without steps is left out."""
+        rest = iter(scores)
+        pairs = [
+            [(min(row), rollout.trajectory.is_correct) for rollout in group.rollouts if (row := next(rest))]
             for group in groups
         ]
-        verdicts = [verdict for own in pairs for verdict, _ in own]
-        outcomes, sizes = [outcome for own in pairs for _, outcome in own], [len(own) for own in pairs]
-        if not any(len({outcome for _, outcome in own}) == 2 for own in pairs):
-            return {}
-        accuracy = pair_accuracy(verdicts, outcomes, sizes)
-        self.watch.add(accuracy, outcomes, sizes)
-        return {"reward/verifier_pair_accuracy": accuracy}
+        accuracy = _rank_pairs(pairs, self.watch)
+        return {} if accuracy is None else {"score_pair_accuracy": accuracy}

@@ -22,7 +22,7 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.rank_watch import VerifierWatch
+from espalier.rl.rank_watch import RewardPartsWatch
 from espalier.rl.replacements import Asked, Drawn, needed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
@@ -146,7 +146,7 @@ class SampledGroups:
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         self._num_gone: dict[str, int] = {}
-        self._verifier, self._cut = VerifierWatch(), CutWatch()
+        self._parts, self._cut = RewardPartsWatch(), CutWatch()
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
@@ -181,7 +181,7 @@ class SampledGroups:
             groups = needed(groups, config.rollout.num_problems, self._is_good)
             self.ledger.agreeing += tokens_of(batch.groups) - tokens_of(groups)
         self._cut.look(groups)
-        measured = describe_rewards(groups) | self._verifier.look(groups) | self.delivery.take_proof()
+        measured = describe_rewards(groups) | self._parts.look(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(batch.groups))

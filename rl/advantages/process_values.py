@@ -1,7 +1,7 @@
 """A process reward model as value: step-level credit without completions and without a critic.
 
 Its score after a step is its estimate of the value of the state the step leads to. What a step is credited with has
-three forms, "value", "progress" (PAV, Setlur et al. 2024) and "minimum" (PURE, Cheng et al. 2025):
+four forms, "value", "progress" (PAV, Setlur et al. 2024), "minimum" (PURE, Cheng et al. 2025) and "first_error":
 rl/credit/process_credit.py. The form "value" needs scores that are values, chances of success: a model that says
 whether the steps so far are right (of labels by contrast, of human labels) is high where success is rare, and the last
 step would pay the difference. A warning says so (rl/credit_watch.py).
@@ -20,6 +20,7 @@ from espalier.rewards.process import score_trajectories
 from espalier.rl.credit.process_credit import FORMS, credit_rollouts, score_gap
 from espalier.rl.credit_watch import ScaleWatch
 from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.rank_watch import StepScoreWatch
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 
@@ -44,7 +45,7 @@ class ProcessValueAdvantage:
         self.model = load_frozen_reward(path, STEPS, attention)
         self.prompts = PromptWatch(path)
         self.form, self.weight, self.batch_tokens = form, weight, batch_tokens
-        self.watch = ScaleWatch()
+        self.scale, self.ranks = ScaleWatch(), StepScoreWatch()
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
@@ -70,8 +71,9 @@ class ProcessValueAdvantage:
             "step_score": sum(every) / max(1, len(every)),
             "last_score": sum(last) / max(1, len(last)),
             "score_gap": score_gap(scores, [reward for group in groups for reward in group.rewards]),
+            **self.ranks.look(groups, scores),
         }
         if self.form == "value":
-            self.watch.look(metrics["score_gap"], sum(len(row) > 1 for row in scores))
+            self.scale.look(metrics["score_gap"], sum(len(row) > 1 for row in scores))
         estimate = credit_rollouts(groups, scores, self.form, self.weight, experience.response_mask)
         return replace(estimate, metrics=metrics)

@@ -1,4 +1,4 @@
-"""Scores of a process reward model → credit of the steps, in three forms.
+"""Scores of a process reward model → credit of the steps, in four forms.
 
 In every form the values of a rollout's states are those of `state_values`: V_0 of the prompt, the scores after all
 steps but the last, and the reward itself as V_S. What a step is credited with:
@@ -11,20 +11,28 @@ steps but the last, and the reward itself as V_S. What a step is credited with:
 - "minimum" (PURE, Cheng et al. 2025): a step is credited with the lowest score from it on, not with their sum,
   so that one wrong step is not paid for by many idle ones: the rollout's reward above that of the others, plus
   `weight` times (lowest score from here on, minus the mean of the others' lowest scores).
+- "first_error": GRPO's advantage A of the rollout; where it is negative, the step at which the scores fall takes it.
+  With q_i the lowest score up to step i as a share of the prompt's, at most 1 (q_0 = 1), step i is credited with
+  A (q_{i-1} - q_i + q_S): what comes before the first error is not blamed for it, and a rollout whose steps all look
+  right is blamed throughout, as without a model. Blame moves within a rollout and never becomes a reward, so that a
+  policy gains nothing by steps that look better than they are. (CAPO, Xie et al. 2025, too keeps the outcome and
+  blames the steps that a critic calls wrong.)
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 
 from espalier.data.records import BadInput
+from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.advantages.rloo import leave_one_out
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.types import Estimate, RolloutGroup
 
-FORMS = ("value", "progress", "minimum")
+FORMS = ("value", "progress", "minimum", "first_error")
 
 
 def check_value_scale(rewards: Sequence[float]) -> None:
@@ -53,17 +61,26 @@ def lowest_to_come(scores: Sequence[float]) -> list[float]:
     return found[::-1]
 
 
+def blame_first_error(scores: Sequence[float], start: float, advantage: float) -> list[float]:
+    """Credit the steps of a rollout by the form "first_error"; `start` is the prompt's score. One that has no steps is
+    one step."""
+    if advantage >= 0 or not scores:
+        return [advantage] * max(1, len(scores))
+    shares = [1.0, *accumulate((min(1.0, score / max(start, 1e-9)) for score in scores), min)]
+    return [advantage * (before - after + shares[-1]) for before, after in pairwise(shares)]
+
+
 def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str) -> list[list[float]]:
     """Return value the states of every rollout of one group, V_0 .. V_S.
 
     `scores[i]` are those of rollout i after each of its S steps. The prompt's value V_0, which no step leads to, is in
-    the form "progress" the mean over the group of the scores after the first step, else the mean reward of the other
-    rollouts. The terminal value V_S is the rollout's reward. A rollout without scores (nothing but an end token) is
+    the forms "progress" and "first_error" the mean over the group of the scores after the first step, else the mean
+    reward of the other rollouts. The terminal value V_S is the rollout's reward. A rollout without scores (nothing but an end token) is
     one step.
     """
     firsts = [row[0] for row in scores if row]
     starts = prompt_values(rewards, "leave_one_out")
-    if form == "progress":
+    if form in ("progress", "first_error"):
         starts = [sum(firsts) / max(1, len(firsts))] * len(rewards)
     return [fill_values([start, *row[:-1]], reward) for start, row, reward in zip(starts, scores, rewards, strict=True)]
 
@@ -78,6 +95,9 @@ def process_advantages(
     values = state_values(scores, rewards, form)
     if form == "value":
         return [step_advantages(row) for row in values]
+    if form == "first_error":
+        gains = group_advantages(rewards, divide_by_std=True)
+        return [blame_first_error(row, own[0], gain) for row, own, gain in zip(scores, values, gains, strict=True)]
     above = leave_one_out(rewards)
     if form == "progress":
         return [

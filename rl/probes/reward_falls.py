@@ -1,5 +1,5 @@
-"""Whether the training reward falls over many iterations: a test on the rewards of a run, and the line that says so.
-A warning only: the run goes on.
+"""Whether the training reward falls over many iterations, or right answers do while it rises: a test on the means of a
+run's iterations, and the line that says so. A warning only: the run goes on.
 
 Nothing else in a run notices it: the loss of a policy gradient says nothing about progress, and evaluations are rare.
 At 20 iterations and at every tenth after that, the slope of the rewards over the last 20, the last 40 and all of them
@@ -112,11 +112,12 @@ Row = Mapping[str, float]  # of metrics.jsonl
 
 
 class RewardWatch:
-    """Says in one line of the log when the training reward of a run has fallen, and what usually does that. What a
-    metrics.jsonl holds already was said by the run that wrote it."""
+    """Says in one line of the log when the training reward of a run has fallen, and what usually does that, and in
+    another when the share of right answers has while the reward has not. What a metrics.jsonl holds already was said by
+    the run that wrote it."""
 
     def __init__(self, metrics: Path):
-        self.trend = RewardTrend()
+        self.trend, self.right = RewardTrend(), RewardTrend()
         self._rows: dict[int, Row] = {}
         if metrics.is_file():
             for line in metrics.read_text().splitlines():
@@ -125,21 +126,43 @@ class RewardWatch:
 
     def add(self, iteration: int, values: Row) -> Fall | None:
         """After an iteration (from 1); the fall that was warned of."""
-        fall = self._add(iteration, values)
+        fall, led_away = self._add(iteration, values)
         if fall is not None:
             log.warning("%s", describe_fall(fall, self._rows))
+        if led_away is not None:
+            log.warning("%s", led_away)
         return fall
 
-    def _add(self, iteration: int, values: Row) -> Fall | None:
-        reward = values.get("rollout/reward")
+    def _add(self, iteration: int, values: Row) -> tuple[Fall | None, str | None]:
+        """Return the fall of the reward, and the line on a fall of right answers alone."""
+        reward, accuracy = values.get("rollout/reward"), values.get("rollout/accuracy")
         if reward is None:  # a line of an evaluation alone
-            return None
+            return None, None
         self._rows[iteration] = {name: values[name] for name in _SHOWN if name in values}
-        return self.trend.add(reward)
+        fall = self.trend.add(reward)
+        lost = None if accuracy is None else self.right.add(accuracy)
+        return fall, None if lost is None else describe_led_away(lost, self._rows)
 
 
-_SHOWN = ("update/learning_rate", "update/clip_share", "update/kl_old", "update/ratio_max", "engine/policy_moved",
+_SHOWN = ("rollout/reward", "update/learning_rate", "update/clip_share", "update/kl_old", "update/ratio_max", "engine/policy_moved",
           "rollout/zero_variance", "rollout/response_length", "rollout/truncated")  # fmt: skip
+
+
+def describe_led_away(fall: Fall, rows: Mapping[int, Row]) -> str | None:
+    """Return the line on a fall of right answers in which the reward has not fallen; None where it has too."""
+    before, after = (
+        fmean([rows[i]["rollout/reward"] for i in range(start, end) if i in rows] or [0.0])
+        for start, end in ((fall.first, fall.border), (fall.border, fall.last + 1))
+    )
+    if after < before:
+        return None
+    return (
+        f"right answers fall, {fall.before:.3g} of the rollouts in iterations {fall.first} to {fall.border - 1} and "
+        f"{fall.after:.3g} in {fall.border} to {fall.last}, while the training reward goes from {before:.3g} to "
+        f"{after:.3g}: the policy is paid for something else than being right (a model's score that it has learned to "
+        "please, length, form): let the outcome count more, hold the policy near its start (kl.coefficient), train the "
+        "reward model again on this policy's rollouts, or stop at an earlier checkpoint"
+    )
 
 
 def describe_fall(fall: Fall, rows: Mapping[int, Row]) -> str:

@@ -18,7 +18,7 @@ from espalier.rewards.composed import ComposedReward
 from espalier.rewards.score import HoldsEngines
 from espalier.rewards.verifier_rationales import VerifierRationales
 from espalier.rewards.written_verdicts import Votes, WrittenVerdictReward, filled_in
-from espalier.rl.rank_watch import VerifierWatch
+from espalier.rl.rank_watch import RewardPartsWatch
 from espalier.rl.types import Rollout, RolloutGroup
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
@@ -248,7 +248,7 @@ def test_a_verifier_that_ranks_no_better_than_chance_is_said_in_one_line(
     both = ComposedReward({"verifier": reward}, non_stop_reward=0.0)
     rows = [replace(RIGHT, response="RIGHT"), replace(WRONG, response="other"), replace(CUT, response="cut")]
     group = RolloutGroup(Problem("p", "?", "1"), [Rollout(row, [], 0) for row in rows], both(rows))
-    watch = VerifierWatch()
+    watch = RewardPartsWatch()
     for _ in range(6):
         assert watch.look([group]) == {"reward/verifier_pair_accuracy": 0.0}  # the cut one is in no pair
     (message,) = [record.getMessage() for record in caplog.records]

@@ -1,5 +1,6 @@
 """Advantages: by hand, against float64 loops, and against brute force on trees small enough to enumerate."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
@@ -511,6 +512,31 @@ def test_a_reward_of_another_scale_is_refused_beside_process_scores(tiny_policy:
     assert found.state_values[1][-1] == -1.0
 
 
+def first_error_by_hand(shares: list[float], advantage: float) -> list[float]:
+    """`shares`: a rollout's scores divided by the prompt's."""
+    if advantage >= 0:
+        return [advantage] * len(shares)
+    lowest = [min([1.0, *shares[:i]]) for i in range(len(shares) + 1)]
+    return [advantage * (lowest[i] - lowest[i + 1] + lowest[-1]) for i in range(len(shares))]
+
+
+def test_the_step_at_which_scores_fall_takes_the_blame_and_nothing_is_won_by_scores() -> None:
+    # prompts are worth the mean of the first scores, 0.5; three of four are wrong: (0 - 1/4) / 0.5, and (1 - 1/4) / 0.5
+    rows = [[0.5, 0.9], [0.5, 0.4, 0.05, 0.3], [0.5, 0.6, 0.7], [0.5]]
+    found = process_advantages(rows, [1.0, 0.0, 0.0, 0.0], "first_error", weight=1.0)
+    assert found[0] == pytest.approx([1.5, 1.5])  # a right one as by GRPO, whatever the scores are
+    # lowest shares 1, 0.8, 0.1, 0.1: the second and third steps fall, and 0.1 is left for all
+    assert found[1] == pytest.approx([-0.05, -0.15, -0.4, -0.05])
+    assert found[2] == pytest.approx([-0.5] * 3)  # a wrong one that looks right: as by GRPO
+    assert found[3] == pytest.approx([-0.5])
+    for row in found[1:]:  # no step of a wrong rollout is paid for, and it is blamed once at least
+        assert max(row) <= 0 and sum(row) <= -0.5 + 1e-9
+    alike = process_advantages([[0.1], [0.9], []], [0.0, 0.0, 0.0], "first_error", weight=1.0)
+    assert alike == [[0.0], [0.0], [0.0]]
+    nothing_right = process_advantages([[0.0], [0.0], []], [1.0, 0.0, 1.0], "first_error", weight=1.0)
+    assert all(math.isfinite(value) for row in nothing_right for value in row)
+
+
 def test_process_values_stand_in_for_monte_carlo_values() -> None:
     # leave-one-out: the prompt is worth 0 to the right rollout and 1 to the wrong one
     found = process_advantages([[0.5, 0.9], [0.2, 0.1, 0.3]], [1.0, 0.0], "value", weight=1.0)
@@ -518,7 +544,7 @@ def test_process_values_stand_in_for_monte_carlo_values() -> None:
     assert found[1] == pytest.approx([0.2 - 1.0, 0.1 - 0.2, 0.0 - 0.1])
 
 
-@pytest.mark.parametrize("form", ["value", "progress", "minimum"])
+@pytest.mark.parametrize("form", ["value", "progress", "minimum", "first_error"])
 def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the_outcome(
     form: str, tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -545,7 +571,7 @@ def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the
     firsts = sum(row[0] for row in scores[:3]) / 3
     for row, (own, reward) in enumerate(zip(scores, rewards, strict=True)):
         others = (sum(rewards) - reward) / 3
-        start = firsts if form == "progress" else others
+        start = firsts if form in ("progress", "first_error") else others
         expected = [start, *own[:-1], reward]
         assert found.state_values[row] == pytest.approx(expected, abs=0.01)
         assert found.state_values[row][-1] == reward
@@ -555,7 +581,8 @@ def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the
             "value": [after - before for before, after in pairwise(expected)],
             "progress": [reward - others + 2 * (after - before) for before, after in pairwise([start, *own])],
             "minimum": [reward - others + 2 * (min(own[i:]) - others_lowest) for i in range(len(own))],
-        }[form] or [reward - others]
+            "first_error": first_error_by_hand([score / firsts for score in own], (2 * reward - 1) * (3 / 4) ** 0.5),
+        }[form] or [reward - others if form != "first_error" else (2 * reward - 1) * (3 / 4) ** 0.5]
         steps = found.advantages[row, 1:][experience.response_mask[row, 1:]].tolist()
         assert steps == pytest.approx([*credit, credit[-1]] if own else credit, abs=0.02)
     assert len(found.state_values[0]) == len(group.rollouts[0].trajectory.steps) + 1
