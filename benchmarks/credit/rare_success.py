@@ -153,8 +153,8 @@ def verdicts(run: Path) -> dict[str, str]:
 
 
 def recipe_of(name: str, policy: Path, run: Path) -> dict[str, Any]:
-    """Return what runs of a cell must have in common to be averaged: problems, policy, and how the reward model was
-    trained."""
+    """Return what a run is made of; all but the policy runs of a cell must have in common to be averaged: problems, and
+    how the reward model was trained. Policies of one recipe differ between machines."""
     model = run / "prm" / "model"
     config = OmegaConf.load(run / ("prm_policy" if is_log_ratio_reward(str(model)) else "prm") / "config.yaml")
     return {
@@ -168,11 +168,20 @@ def recipe_of(name: str, policy: Path, run: Path) -> dict[str, Any]:
     }
 
 
+def policy_of(record: Mapping[str, Any]) -> str:
+    """Return the digest of the policy that a run started from, "" of old records."""
+    return str(record.get("recipe", {}).get("policy", ""))
+
+
 def check_recipes(records: Sequence[dict[str, Any]]) -> None:
-    """Raise SystemExit where records of one cell were not made alike."""
+    """Raise SystemExit where records of one cell were not made alike, whichever policy of the recipe they began with."""
+
+    def recipe(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.get("recipe", {}).items() if name != "policy"}
+
     for name in CELLS:
         mine = [row for row in records if row["cell"] == name]
-        other = next((row for row in mine if row.get("recipe") != mine[0].get("recipe")), None)
+        other = next((row for row in mine if recipe(row) != recipe(mine[0])), None)
         if other is not None:
             both = f"{name}, seeds {mine[0]['seed']} and {other['seed']}"
             raise SystemExit(f"benchmarks/results/rare_success: {both} are of two recipes: move the older record away, "
@@ -206,14 +215,16 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def grpo_figures(records: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[Point]]) -> dict[str, dict[str, Any]]:
+def grpo_figures(
+    records: Sequence[dict[str, Any]], curves: Mapping[tuple[int, str], Sequence[Point]]
+) -> dict[str, dict[str, Any]]:
     """Return a cell's sampled accuracy after each kind of pairs minus GRPO's after equally many generated tokens, seed
-    by seed; `curves` are GRPO's by seed. Met where the interval lies above 0."""
+    by seed; `curves` are GRPO's by (seed, policy). Met where the interval lies above 0."""
     figures: dict[str, dict[str, Any]] = {}
     for pairs, name in NAMES.items():
         gains = []
         for row in records:
-            points = curves.get(int(row["seed"]))
+            points = curves.get((int(row["seed"]), policy_of(row)))
             reached = None if points is None else accuracy_at(points, "tokens", float(row["tokens"]))
             if reached is not None:
                 gains.append(float(row["accuracy"][name]["mean"]["mean"]) - reached)
@@ -223,13 +234,13 @@ def grpo_figures(records: Sequence[dict[str, Any]], curves: Mapping[int, Sequenc
     return figures
 
 
-def grpo_curves(task: str, policy: str) -> dict[int, list[Point]]:
-    """Return GRPO's stored curves on a cell of plan.yaml, by seed, at its tuned rate, from a policy (its digest)."""
+def grpo_curves(task: str) -> dict[tuple[int, str], list[Point]]:
+    """Return GRPO's stored curves on a cell of plan.yaml at its tuned rate, by seed and the policy's digest."""
     plan = read_plan(Path(__file__).with_name("plan.yaml"))
     stored, _ = read_records(plan, RESULTS)
     rate = tuned_rates(plan, stored).get((task, "grpo"))
     mine = [row for row in stored if (row.cell, row.method, row.is_tuning) == (task, "grpo", False)]
-    return {row.seed: row.points for row in mine if row.learning_rate == rate and row.policy == policy}
+    return {(row.seed, row.policy): row.points for row in mine if row.learning_rate == rate}
 
 
 def without_tuning(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,8 +256,7 @@ def write(records: Sequence[dict[str, Any]]) -> None:
     for name in CELLS:
         mine = sorted((row for row in records if row["cell"] == name), key=lambda row: int(row["seed"]))
         if counted := without_tuning(mine):
-            curves = grpo_curves(CELLS[name].task, counted[0].get("recipe", {}).get("policy", ""))
-            of_cell = figures_of(counted) | grpo_figures(counted, curves)
+            of_cell = figures_of(counted) | grpo_figures(counted, grpo_curves(CELLS[name].task))
             figures |= {f"{name}_{key}": figure for key, figure in of_cell.items()}
         for row in mine:
             accuracy = row["accuracy"]

@@ -35,11 +35,13 @@ def test_the_seed_that_settings_were_chosen_on_is_in_no_figure(monkeypatch: pyte
 
 
 def test_pairs_are_held_against_what_grpo_reaches_at_as_many_tokens() -> None:
-    """Of seeds that GRPO was run on, by its curve between two evaluations; beyond its last one there is nothing."""
+    """Of seeds and policies that GRPO was run on, by its curve between two evaluations; beyond its last one there is
+    nothing."""
     rows = [record(seed, 0.7) | {"tokens": tokens} for seed, tokens in ((1, 1e6), (2, 1.5e6), (3, 1e6), (4, 3e6))]
-    for row, reached in zip(rows, (0.5, 0.6, 0.5, 0.9), strict=True):
+    rows.append(record(1, 0.7) | {"recipe": {"policy": "another"}})
+    for row, reached in zip(rows, (0.5, 0.6, 0.5, 0.9, 0.9), strict=True):
         row["accuracy"] = {name: {"mean": {"mean": reached}} for name in rare_success.NAMES.values()}
-    curves = {seed: [Point(0, 0.0, 0.0, 0.0), Point(9, 2e6, 9.0, 0.4)] for seed in (1, 2, 4)}
+    curves = {(seed, ""): [Point(0, 0.0, 0.0, 0.0), Point(9, 2e6, 9.0, 0.4)] for seed in (1, 2, 4)}
     found = rare_success.grpo_figures(rows, curves)["step_sampled_minus_grpo"]
     assert found["value"] == pytest.approx(((0.5 - 0.2) + (0.6 - 0.3)) / 2)
     assert (found["unit"], found["met"]) == ("accuracy, 2 seeds", False)  # two seeds make no interval
@@ -65,6 +67,12 @@ def test_records_of_two_recipes_are_not_averaged() -> None:
     rows = [record(1, 0.7), record(2, 0.8) | {"recipe": {"num_epochs": 12}}]
     with pytest.raises(SystemExit, match="long, seeds 1 and 2 are of two recipes"):
         rare_success.write(rows)
+
+
+def test_runs_of_one_recipe_from_two_policies_are_averaged() -> None:
+    recipe = {"num_epochs": 12}
+    both = [record(seed, 0.7) | {"recipe": recipe | {"policy": policy}} for seed, policy in ((1, "a"), (2, "b"))]
+    rare_success.check_recipes(both)
 
 
 def test_a_recipe_says_how_the_reward_model_was_made(tmp_path: Path) -> None:
