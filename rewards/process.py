@@ -20,7 +20,7 @@ from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast
 from espalier.models.scalar_head import ScoresSteps, scores_from_logits
-from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
+from espalier.rewards.score import ANYTHING, PROCESS, Interval, Score, ScoreRange, clipped, hull
 
 
 def row_logits(
@@ -219,5 +219,5 @@ class ProcessReward:
             if self.limit > 0:
                 rewards = [min(max(value, -self.limit), self.limit) for value in rewards]
             mean = sum(scores) / len(scores) if scores else 0.0
-            rewarded.append(Score(0.0, rewards, {"process": mean}))
+            rewarded.append(Score(0.0, rewards, {PROCESS: mean}))
         return rewarded

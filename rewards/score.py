@@ -18,6 +18,9 @@ VERIFIER = "verifier"
 """The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
 grader (`rl.rank_watch`)."""
 
+PROCESS = "process"
+"""The part that is the mean of a process reward model's scores of the steps, held against it too."""
+
 
 @dataclass(frozen=True)
 class Score:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from espalier.rewards.score import VERIFIER
+from espalier.rewards.score import PROCESS, VERIFIER
 from espalier.rl.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 _WATCHED = 5  # iterations
-PROCESS = "process"
-"""The part of a score that is the mean of a process reward model's scores of the steps (rewards/process.py)."""
 _RANKED = (
     "{name} ranked {{share:.0f}} % of pairs of a right and a wrong rollout of one problem rightly over {{num}} "
     "iterations, no better than chance: the policy is led away from right answers; {remedy}"

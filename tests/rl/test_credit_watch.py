@@ -10,11 +10,13 @@ import torch
 import yaml
 
 from espalier.models.scalar_head import load_process_reward
-from espalier.rewards.score import Score
+from espalier.rewards.process import ProcessReward
+from espalier.rewards.score import PROCESS, Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
-from espalier.rl.credit.process_credit import score_gap
+from espalier.rl.credit.process_credit import FORMS, score_gap
 from espalier.rl.credit_watch import CutWatch, ScaleWatch, StepWatch, TemplateWatch
+from espalier.rl.rank_watch import RewardPartsWatch, StepScoreWatch
 from espalier.rl.types import Estimate, RolloutGroup
 from tests.conftest import ROOT
 from tests.rl.test_advantages import NO_SAMPLER, make_experience, make_group
@@ -134,3 +136,30 @@ def test_a_lambda_by_length_that_is_0_for_most_responses_is_said_once(warnings: 
     (record,) = warnings.records
     assert "advantage.length_alpha=0.1 gives lambda 0 to responses of at most 10 tokens" in record.message
     assert "lam" not in GAE(1.0, 0.95)(groups, experience, NO_SAMPLER).metrics
+
+
+def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_it_scores(
+    warnings: pytest.LogCaptureFixture, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """In the estimator by the lowest score of a rollout, in the reward by the mean; by problem, and ties are no lead."""
+    both = [make_group([("ab", True), ("ba", False)]), make_group([("c", False), ("d", False)])]
+    watch = StepScoreWatch()
+    assert watch.look(both, [[0.9, 0.8], [0.9, 0.1], [0.5], []]) == {"score_pair_accuracy": 1.0}
+    assert watch.look(both[1:], [[0.5], []]) == {}  # no right one
+    for _ in range(6):
+        assert watch.look(both, [[0.9, 0.1], [0.2, 0.3], [0.5], []]) == {"score_pair_accuracy": 0.0}
+    (record,) = warnings.records
+    assert record.message.startswith("the process reward model (by the lowest score of a rollout's steps) ranked 20 %")
+    warnings.clear()
+    paid = replace(both[0], scores=[Score(1.0, [], {PROCESS: 0.2}), Score(0.0, [], {PROCESS: 0.6, "length": 1.0})])
+    parts = RewardPartsWatch()
+    for _ in range(6):
+        assert parts.look([paid, both[1]]) == {"reward/process_pair_accuracy": 0.0}
+    (record,) = warnings.records
+    assert "advantage.form=first_error" in record.message
+    load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path / "prm")
+    for form in FORMS:
+        estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form)
+        assert "score_pair_accuracy" in estimator(both, make_experience(both), NO_SAMPLER).metrics
+    scored = ProcessReward(str(tmp_path / "prm"))([rollout.trajectory for rollout in both[0].rollouts])
+    assert all(PROCESS in score.parts for score in scored)

@@ -115,6 +115,31 @@ def test_a_run_that_goes_on_says_nothing_again(tmp_path: Path, caplog: pytest.Lo
         assert again == [step for step in said if step > cut]
 
 
+def watched(tmp_path: Path, right: list[float], rewards: list[float]) -> RewardWatch:
+    watch = RewardWatch(tmp_path / "metrics.jsonl")
+    for i, (accuracy, reward) in enumerate(zip(right, rewards, strict=True), 1):
+        watch.add(i, {"rollout/accuracy": accuracy, "rollout/reward": reward, "update/learning_rate": 1e-4})
+    return watch
+
+
+def test_right_answers_that_fall_under_a_rising_reward_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a policy that has learned to please a process reward model."""
+    right = accuracies(line(0.3, 0.02, 30), seed=5)
+    watched(tmp_path, right, line(6.8, 10.5, 30))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("right answers fall, ")
+    assert "while the training reward goes from 7." in message
+    caplog.clear()
+    watched(tmp_path, right, right)  # the reward is the outcome: one line, of the reward
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("the training reward falls")
+    caplog.clear()
+    watched(tmp_path, accuracies([0.3] * 30, seed=5), line(6.8, 10.5, 30))
+    assert not caplog.records
+
+
 def test_the_causes_stand_in_their_order_with_the_runs_own_numbers() -> None:
     rows = {
         i: {
