@@ -24,8 +24,8 @@ _OF_REWARDS = {
     ),
     PROCESS: _RANKED.format(
         name="the process reward model of the reward",
-        remedy="train it again on rollouts of this policy, or let it say where an outcome's blame goes, which cannot be "
-        "won by: advantage=process_values advantage.form=first_error",
+        remedy="train it again on rollouts of this policy, or let it say no more than where blame goes: "
+        "advantage=process_values advantage.form=first_error",
     ),
 }
 _OF_STEPS = _RANKED.format(

@@ -1,8 +1,8 @@
 """A control beside `first_error`: as little blame, spread evenly, by no model.
 
-`first_error` gives a wrong rollout of S steps one step's worth of its (negative) advantage A where GRPO gives it S. Here
-each of its S steps gets A / S, so that what differs between the two is where the blame lies, and what differs between
-this and GRPO is how much of it there is.
+`first_error` gives a wrong rollout of S steps about one step's worth of its (negative) advantage A where GRPO gives it
+S. Here each of its S steps gets A / S, so that what differs between the two is where the blame lies, and what differs
+between this and GRPO is how much of it there is.
 """
 
 from collections.abc import Sequence

@@ -174,7 +174,7 @@ def policy_of(record: Mapping[str, Any]) -> str:
 
 
 def check_recipes(records: Sequence[dict[str, Any]]) -> None:
-    """Raise SystemExit where records of one cell were not made alike, whichever policy of the recipe they began with."""
+    """Raise SystemExit where records of one cell were not made alike, whichever policy they began with."""
 
     def recipe(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.get("recipe", {}).items() if name != "policy"}

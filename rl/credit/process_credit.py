@@ -75,8 +75,8 @@ def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], fo
 
     `scores[i]` are those of rollout i after each of its S steps. The prompt's value V_0, which no step leads to, is in
     the forms "progress" and "first_error" the mean over the group of the scores after the first step, else the mean
-    reward of the other rollouts. The terminal value V_S is the rollout's reward. A rollout without scores (nothing but an end token) is
-    one step.
+    reward of the other rollouts. The terminal value V_S is the rollout's reward. A rollout without scores (nothing but
+    an end token) is one step.
     """
     firsts = [row[0] for row in scores if row]
     starts = prompt_values(rewards, "leave_one_out")

@@ -144,8 +144,8 @@ class RewardWatch:
         return fall, None if lost is None else describe_led_away(lost, self._rows)
 
 
-_SHOWN = ("rollout/reward", "update/learning_rate", "update/clip_share", "update/kl_old", "update/ratio_max", "engine/policy_moved",
-          "rollout/zero_variance", "rollout/response_length", "rollout/truncated")  # fmt: skip
+_SHOWN = ("rollout/reward", "update/learning_rate", "update/clip_share", "update/kl_old", "update/ratio_max",
+          "engine/policy_moved", "rollout/zero_variance", "rollout/response_length", "rollout/truncated")  # fmt: skip
 
 
 def describe_led_away(fall: Fall, rows: Mapping[int, Row]) -> str | None:

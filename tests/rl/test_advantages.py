@@ -530,7 +530,8 @@ def test_the_step_at_which_scores_fall_takes_the_blame_and_nothing_is_won_by_sco
     assert found[2] == pytest.approx([-0.5] * 3)  # a wrong one that looks right: as by GRPO
     assert found[3] == pytest.approx([-0.5])
     for row in found[1:]:  # no step of a wrong rollout is paid for, and it is blamed once at least
-        assert max(row) <= 0 and sum(row) <= -0.5 + 1e-9
+        assert max(row) <= 0
+        assert sum(row) <= -0.5 + 1e-9
     alike = process_advantages([[0.1], [0.9], []], [0.0, 0.0, 0.0], "first_error", weight=1.0)
     assert alike == [[0.0], [0.0], [0.0]]
     nothing_right = process_advantages([[0.0], [0.0], []], [1.0, 0.0, 1.0], "first_error", weight=1.0)

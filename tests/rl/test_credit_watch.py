@@ -141,7 +141,7 @@ def test_a_lambda_by_length_that_is_0_for_most_responses_is_said_once(warnings: 
 def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_it_scores(
     warnings: pytest.LogCaptureFixture, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    """In the estimator by the lowest score of a rollout, in the reward by the mean; by problem, and ties are no lead."""
+    """In the estimator by the lowest score of a rollout, in the reward by the mean."""
     both = [make_group([("ab", True), ("ba", False)]), make_group([("c", False), ("d", False)])]
     watch = StepScoreWatch()
     assert watch.look(both, [[0.9, 0.8], [0.9, 0.1], [0.5], []]) == {"score_pair_accuracy": 1.0}
