@@ -12,26 +12,24 @@ from espalier.rl.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 _WATCHED = 5  # iterations
-_RANKED = (
-    "{name} ranked {{share:.0f}} % of pairs of a right and a wrong rollout of one problem rightly over {{num}} "
-    "iterations, no better than chance: the policy is led away from right answers; {remedy}"
-)
+
+
+def _warning(who_ranked: str, remedy: str) -> str:
+    return (
+        who_ranked + " {share:.0f} % of pairs of a right and a wrong rollout of one problem rightly over {num} "
+        "iterations, no better than chance: the policy is led away from right answers; " + remedy
+    )
+
+
 _OF_REWARDS = {
-    VERIFIER: _RANKED.format(
-        name="the verifier of the reward",
-        remedy="train the verifier on rollouts of this policy, let it give more verdicts per solution, or take another "
-        "one",
-    ),
-    PROCESS: _RANKED.format(
-        name="the process reward model of the reward",
-        remedy="train it again on rollouts of this policy, or let it say no more than where blame goes: "
-        "advantage=process_values advantage.form=first_error",
-    ),
-}
-_OF_STEPS = _RANKED.format(
-    name="the process reward model (by the lowest score of a rollout's steps)",
-    remedy="train it again on rollouts of this policy; advantage.form=first_error bounds what it can do",
-)
+    VERIFIER: _warning("the verifier of the reward ranked", "train the verifier on rollouts of this policy, let it "
+                       "give more verdicts per solution, or take another one"),
+    PROCESS: _warning("the process reward model of the reward ranked", "train it again on rollouts of this policy, or "
+                      "let it say no more than where blame goes: advantage=process_values advantage.form=first_error"),
+}  # fmt: skip
+_METRICS = {VERIFIER: "reward/verifier_pair_accuracy", PROCESS: "reward/process_pair_accuracy"}
+_OF_STEPS = _warning("the process reward model, by the lowest score of a rollout's steps, ranked", "train it again on "
+                     "rollouts of this policy; advantage.form=first_error bounds what it can do")  # fmt: skip
 
 
 def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
@@ -107,7 +105,7 @@ class RewardPartsWatch:
             ]
             accuracy = _rank_pairs(pairs, watch)
             if accuracy is not None:
-                found[f"reward/{part}_pair_accuracy"] = accuracy
+                found[_METRICS[part]] = accuracy
         return found
 
 

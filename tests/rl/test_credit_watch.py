@@ -149,7 +149,7 @@ def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_i
     for _ in range(6):
         assert watch.look(both, [[0.9, 0.1], [0.2, 0.3], [0.5], []]) == {"score_pair_accuracy": 0.0}
     (record,) = warnings.records
-    assert record.message.startswith("the process reward model (by the lowest score of a rollout's steps) ranked 20 %")
+    assert record.message.startswith("the process reward model, by the lowest score of a rollout's steps, ranked 20 %")
     warnings.clear()
     paid = replace(both[0], scores=[Score(1.0, [], {PROCESS: 0.2}), Score(0.0, [], {PROCESS: 0.6, "length": 1.0})])
     parts = RewardPartsWatch()
