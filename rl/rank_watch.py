@@ -12,6 +12,7 @@ from espalier.rl.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 _WATCHED = 5  # iterations
+_FEWEST = 30  # problems with right and wrong rollouts
 
 
 def _warning(who_ranked: str, remedy: str) -> str:
@@ -25,11 +26,13 @@ _OF_REWARDS = {
     VERIFIER: _warning("the verifier of the reward ranked", "train the verifier on rollouts of this policy, let it "
                        "give more verdicts per solution, or take another one"),
     PROCESS: _warning("the process reward model of the reward ranked", "train it again on rollouts of this policy, or "
-                      "let it say no more than where blame goes: advantage=process_values advantage.form=first_error"),
+                      "let it say no more than where blame goes: reward=outcome advantage=process_values "
+                      "advantage.form=first_error"),
 }  # fmt: skip
 _METRICS = {VERIFIER: "reward/verifier_pair_accuracy", PROCESS: "reward/process_pair_accuracy"}
 _OF_STEPS = _warning("the process reward model, by the lowest score of a rollout's steps, ranked", "train it again on "
-                     "rollouts of this policy; advantage.form=first_error bounds what it can do")  # fmt: skip
+                     "rollouts of this policy; with advantage.form=first_error it can do no more than blame the wrong "
+                     "step")  # fmt: skip
 
 
 def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
@@ -46,46 +49,53 @@ def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequ
 
 
 class RankWatch:
-    """Says once of a fall that, over the last five iterations with pairs to compare, scores of rollouts that nothing
-    was learnt from yet ranked them no better than chance: the policy then moves away from right answers, and every
-    other metric may look well. `warning` is what it says, with {share} of pairs in percent over {num} iterations."""
+    """Says once of a fall that, over the newest iterations with pairs to compare, five at least and as many as hold 30
+    problems with both kinds, scores of rollouts that nothing was learnt from yet ranked them no better than chance: the
+    policy then moves away from right answers, and every other metric may look well. `warning` is what it says, with
+    {share} of pairs in percent over {num} iterations."""
 
     def __init__(self, warning: str) -> None:
         self._warning = warning
-        self._seen: deque[float] = deque(maxlen=_WATCHED)
+        self._seen: deque[tuple[float, int]] = deque()
         self._is_said = False
 
     def add(self, accuracy: float, outcomes: Sequence[bool], sizes: Sequence[int]) -> bool:
         """Take an iteration's pair accuracy, before its step; return whether something was said."""
         parts = [outcomes[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
-        if not any(any(own) and not all(own) for own in parts):
+        mixed = sum(any(own) and not all(own) for own in parts)
+        if not mixed:
             return False
-        self._seen.append(accuracy)
-        mean = sum(self._seen) / len(self._seen)
-        if len(self._seen) < _WATCHED or mean > 0.5:
+        self._seen.append((accuracy, mixed))
+        while len(self._seen) > _WATCHED and sum(count for _, count in self._seen) - self._seen[0][1] >= _FEWEST:
+            self._seen.popleft()
+        total = sum(count for _, count in self._seen)
+        mean = sum(share * count for share, count in self._seen) / total
+        if len(self._seen) < _WATCHED or total < _FEWEST or mean > 0.5:
             self._is_said = self._is_said and mean <= 0.55
             return False
         if not self._is_said:
-            log.warning(self._warning.format(share=100 * mean, num=_WATCHED))
+            log.warning(self._warning.format(share=100 * mean, num=len(self._seen)))
         is_new, self._is_said = not self._is_said, True
         return is_new
 
 
-def _rank_pairs(pairs: Sequence[Sequence[tuple[float, bool]]], watch: RankWatch) -> float | None:
+def _rank_pairs(pairs: Sequence[Sequence[tuple[float, bool]]], watch: RankWatch | None) -> float | None:
     """Return the pair accuracy of one iteration's (score, is it right) by problem, and show it to the watch; None where
     no problem has both kinds."""
     if not any(len({outcome for _, outcome in own}) == 2 for own in pairs):
         return None
     outcomes, sizes = [outcome for own in pairs for _, outcome in own], [len(own) for own in pairs]
     accuracy = pair_accuracy([score for own in pairs for score, _ in own], outcomes, sizes)
-    watch.add(accuracy, outcomes, sizes)
+    if watch is not None:
+        watch.add(accuracy, outcomes, sizes)
     return accuracy
 
 
 @dataclass
 class RewardPartsWatch:
-    """Compares what a reward's models say of solutions, the parts `VERIFIER` and `PROCESS` of its scores, with the
-    grader. Rollouts without the part, or whose score was replaced because they did not end, are left out."""
+    """Compares what a reward's models say of solutions with the grader: a verdict, the part `VERIFIER` of its scores,
+    and where they have the part `PROCESS` what all steps together are paid. Rollouts without it, or whose score was
+    replaced because they did not end, are left out; where all are paid alike there is nothing to compare."""
 
     watches: dict[str, RankWatch] = field(
         default_factory=lambda: {part: RankWatch(warning) for part, warning in _OF_REWARDS.items()}
@@ -97,12 +107,14 @@ class RewardPartsWatch:
         for part, watch in self.watches.items():
             pairs = [
                 [
-                    (score.parts[part], rollout.trajectory.is_correct)
+                    (sum(score.steps) if part == PROCESS else score.parts[part], rollout.trajectory.is_correct)
                     for rollout, score in zip(group.rollouts, group.scores, strict=True)
-                    if part in score.parts and score.parts.get("stopped", 1.0)
+                    if part in score.parts and score.parts.get("stopped", 1.0) and (score.steps or part != PROCESS)
                 ]
                 for group in groups
             ]
+            if len({value for own in pairs for value, _ in own}) < 2:
+                continue
             accuracy = _rank_pairs(pairs, watch)
             if accuracy is not None:
                 found[_METRICS[part]] = accuracy
@@ -115,13 +127,15 @@ class StepScoreWatch:
 
     watch: RankWatch = field(default_factory=lambda: RankWatch(_OF_STEPS))
 
-    def look(self, groups: Sequence[RolloutGroup], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    def look(
+        self, groups: Sequence[RolloutGroup], scores: Sequence[Sequence[float]], speaks: bool = True
+    ) -> dict[str, float]:
         """Return the metric of an iteration, {} where there is no pair to compare; `scores[n]` are those of the steps
-        of rollout n. One without steps is left out."""
+        of rollout n. One without steps is left out. `speaks`: whether the policy learns from this estimator."""
         rest = iter(scores)
         pairs = [
             [(min(row), rollout.trajectory.is_correct) for rollout in group.rollouts if (row := next(rest))]
             for group in groups
         ]
-        accuracy = _rank_pairs(pairs, self.watch)
+        accuracy = _rank_pairs(pairs, self.watch if speaks else None)
         return {} if accuracy is None else {"score_pair_accuracy": accuracy}

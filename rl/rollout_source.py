@@ -182,6 +182,9 @@ class SampledGroups:
             self.ledger.agreeing += tokens_of(batch.groups) - tokens_of(groups)
         self._cut.look(groups)
         measured = describe_rewards(groups) | self._parts.look(groups) | self.delivery.take_proof()
+        if config.rollout.dynamic_sampling_rounds > 0 or self.rollout_filter is not None:
+            drawn = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
+            measured["rollout/drawn_accuracy"] = sum(drawn) / len(drawn)
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(batch.groups))

@@ -1,8 +1,8 @@
-"""A control beside `first_error`: as little blame, spread evenly, by no model.
+"""A control beside `first_error`: little blame, spread evenly, by no model.
 
-`first_error` gives a wrong rollout of S steps about one step's worth of its (negative) advantage A where GRPO gives it
-S. Here each of its S steps gets A / S, so that what differs between the two is where the blame lies, and what differs
-between this and GRPO is how much of it there is.
+`first_error` gives a wrong rollout of S steps A (1 + (S - 1) q_S) of its negative advantage A, one step's worth where
+the model is sure of an error (q_S = 0), where GRPO gives it A S. Here each of its S steps gets A / S, one step's worth
+in all: what differs from GRPO is how much blame there is, and from `first_error` mostly where it lies.
 """
 
 from collections.abc import Sequence

@@ -166,7 +166,7 @@ def _row(path: Path, kind: Any, table: str, name: str, row: Mapping[str, Any]) -
 
 
 def settings_of(plan: Plan, run: Run) -> list[str]:
-    """Return what the run is started with, but for where its files lie: what a stored record must agree with."""
+    """Return what the run is started with, but for where its files lie."""
     budget = [f"stop_after_tokens={run.tokens}", f"stop_after_seconds={run.seconds:g}"]
     if run.cell.updates:
         budget = [f"num_iterations={run.cell.updates}"]
@@ -175,6 +175,13 @@ def settings_of(plan: Plan, run: Run) -> list[str]:
         *(f"seed={run.seed}", f"update.learning_rate={run.learning_rate:g}"),
         *budget,
     ]
+
+
+def recorded_settings(plan: Plan, run: Run) -> list[str]:
+    """Return what a stored record must agree with: `settings_of`, and how the reward model was made where one is
+    read."""
+    made = run.cell.process_rewards if run.method.needs_process_rewards else ()
+    return [*settings_of(plan, run), *(f"process_rewards.{setting}" for setting in made)]
 
 
 def benchmark_runs(

@@ -173,15 +173,24 @@ def policy_of(record: Mapping[str, Any]) -> str:
     return str(record.get("recipe", {}).get("policy", ""))
 
 
+LARGEST_GAP = 0.05
+"""Between the shares of right answers that policies of one recipe give: more, and it was another recipe."""
+
+
 def check_recipes(records: Sequence[dict[str, Any]]) -> None:
-    """Raise SystemExit where records of one cell were not made alike, whichever policy they began with."""
+    """Raise SystemExit where records of one cell were not made alike; they may begin with several policies of a recipe,
+    which are about as often right."""
 
     def recipe(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in row.get("recipe", {}).items() if name != "policy"}
 
+    def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        gap = one["accuracy"]["sft"]["mean"]["mean"] - other["accuracy"]["sft"]["mean"]["mean"]
+        return recipe(one) == recipe(other) and (policy_of(one) == policy_of(other) or abs(gap) <= LARGEST_GAP)
+
     for name in CELLS:
         mine = [row for row in records if row["cell"] == name]
-        other = next((row for row in mine if recipe(row) != recipe(mine[0])), None)
+        other = next((row for row in mine if not are_alike(mine[0], row)), None)
         if other is not None:
             both = f"{name}, seeds {mine[0]['seed']} and {other['seed']}"
             raise SystemExit(f"benchmarks/results/rare_success: {both} are of two recipes: move the older record away, "

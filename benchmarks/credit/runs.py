@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.credit.curves import Point, points_of
-from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, settings_of
+from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, recorded_settings, settings_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
@@ -34,7 +34,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHO
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a finished run. `settings` are those of `settings_of`; `policy` is a digest of the weights that
+    """What is kept of a finished run. `settings` are `recorded_settings`; `policy` is a digest of the weights that
     it began from; `load` is the machine's when it ended (of two runs side by side it is about 2)."""
 
     cell: str
@@ -155,7 +155,7 @@ def record(places: Places, run: Run) -> Record:
         tokens, seconds = cost_of_process_rewards(places.process_rewards_of(run.cell))
     kept = Record(
         cell=run.cell.name, method=run.method.name, seed=run.seed, learning_rate=run.learning_rate,
-        is_tuning=run.is_tuning, settings=settings_of(places.plan, run), policy=digest(places.policy(run.cell)),
+        is_tuning=run.is_tuning, settings=recorded_settings(places.plan, run), policy=digest(places.policy(run.cell)),
         points=points_of(rows, tokens, seconds), tokens_before=tokens, seconds_before=seconds,
         load=round(os.getloadavg()[0], 2), machine=machine(), commit=code_commit(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
@@ -207,7 +207,7 @@ def read_records(plan: Plan, results: Path) -> tuple[list[Record], list[str]]:
             stale.append(f"{path}: the plan has no such cell or method")
             continue
         run = Run(plan.cells[row.cell], plan.methods[row.method], row.seed, row.learning_rate, row.is_tuning)
-        if row.settings != settings_of(plan, run):
+        if row.settings != recorded_settings(plan, run):
             stale.append(f"{path}: was run with other settings than the plan's")
         else:
             kept.append(row)

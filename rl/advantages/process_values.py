@@ -26,7 +26,7 @@ from espalier.runtime.distributed import from_main_rank
 
 
 class ProcessValueAdvantage:
-    """`path` is a trained process reward model. `weight` is not read by the form "value".
+    """`path` is a trained process reward model. `weight` is read by the forms "progress" and "minimum" alone.
 
     Raises BadInput on a form that does not exist.
     """
@@ -71,7 +71,7 @@ class ProcessValueAdvantage:
             "step_score": sum(every) / max(1, len(every)),
             "last_score": sum(last) / max(1, len(last)),
             "score_gap": score_gap(scores, [reward for group in groups for reward in group.rewards]),
-            **self.ranks.look(groups, scores),
+            **self.ranks.look(groups, scores, speaks=not context.asker),
         }
         if self.form == "value":
             self.scale.look(metrics["score_gap"], sum(len(row) > 1 for row in scores))

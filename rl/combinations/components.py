@@ -37,6 +37,11 @@ def estimators_of(config: RLConfig) -> Iterator[tuple[str, Any, dict[str, Any]]]
             yield key, *found
 
 
+def blames_first_error(kind: Any, settings: Mapping[str, Any]) -> bool:
+    """Say whether an estimator keeps a process reward model's scores out of what is paid (its form "first_error")."""
+    return getattr(kind, "has_process_scores", False) and settings.get("form") == "first_error"
+
+
 def adds_implicit_rewards(config: RLConfig) -> bool:
     """Say whether implicit rewards are added to the rewards of tokens, as the run's estimator takes them."""
     found = component_settings(config.advantage) if config.implicit_reward is not None else None

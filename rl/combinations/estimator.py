@@ -1,6 +1,6 @@
 """The estimator of advantages, and further ones, beside critic, KL penalty, whitening and the size of a group."""
 
-from espalier.rl.combinations.components import component_settings, demand, estimators_of
+from espalier.rl.combinations.components import blames_first_error, component_settings, demand, estimators_of
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 
@@ -28,6 +28,9 @@ def check_estimator(config: RLConfig) -> None:
     demand(not changed or not (kind.samples_more or settings.get("has_group_baseline")),
            f"{name} takes a baseline of rewards as they were given off rewards that are scaled: set "
            f"{changed}")  # fmt: skip
+    demand(not blames_first_error(kind, settings) or config.update.whitening != "standard",
+           "update.whitening=standard shifts the advantages of 0 that advantage.form=first_error gives steps before an "
+           "error, most of them above 0: set update.whitening=scale or none")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     demand(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from espalier.rl.combinations.components import (
+    blames_first_error,
     class_name,
     component_settings,
     demand,
@@ -21,12 +22,15 @@ def check_step_rewards(config: RLConfig) -> None:
     reward = reward_range(config.reward)
     if reward is None:
         return
-    for key, kind, _ in estimators_of(config):
+    for key, kind, settings in estimators_of(config):
         if reward.to_come is None:
             demand(not getattr(kind, "needs_step_rewards", False), f"{key} {kind.__name__} reads process rewards, and "
                    f"reward {class_name(config.reward)} has none: choose reward=process, process_alone or "
                    "step_verdicts")  # fmt: skip
         else:
+            is_paid = key == "advantage" and blames_first_error(kind, settings)
+            demand(not is_paid, f"advantage.form=first_error keeps a model's scores out of what is paid, and reward "
+                   f"{class_name(config.reward)} has process rewards in it: set reward=outcome")  # fmt: skip
             demand(getattr(kind, "takes_step_rewards", True), f"{key} {kind.__name__} values whole responses, and "
                    f"reward {class_name(config.reward)} has process rewards at step ends: choose a reward without, or "
                    f"{key}=gae, remax or reinforce_plus_plus")  # fmt: skip
@@ -65,4 +69,8 @@ def check_proper_score(config: RLConfig) -> None:
     if estimated[1].get("divide_by_std", False):
         log.warning("advantage.divide_by_std=true divides by a spread that depends on the stated confidences: %s is no "
                     "proper score then, and confidences drift: set advantage.divide_by_std=false",
+                    rewarded[0].__name__)  # fmt: skip
+    elif blames_first_error(*estimated):
+        log.warning("advantage.form=first_error divides by a spread that depends on the stated confidences: %s is no "
+                    "proper score then, and confidences drift: set another advantage.form",
                     rewarded[0].__name__)  # fmt: skip

@@ -14,9 +14,9 @@ steps but the last, and the reward itself as V_S. What a step is credited with:
 - "first_error": GRPO's advantage A of the rollout; where it is negative, the step at which the scores fall takes it.
   With q_i the lowest score up to step i as a share of the prompt's, at most 1 (q_0 = 1), step i is credited with
   A (q_{i-1} - q_i + q_S): what comes before the first error is not blamed for it, and a rollout whose steps all look
-  right is blamed throughout, as without a model. Blame moves within a rollout and never becomes a reward, so that a
-  policy gains nothing by steps that look better than they are. (CAPO, Xie et al. 2025, too keeps the outcome and
-  blames the steps that a critic calls wrong.)
+  right is blamed throughout, as without a model. No step of a rollout with a negative A is paid, whatever its score;
+  scores say which of its steps go unblamed, and how many. (CAPO, Xie et al. 2025, too keeps the outcome and blames the
+  steps that a critic calls wrong.) A prompt's score below 0.01 tells nothing apart, and all are blamed as by GRPO.
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,7 @@ from espalier.rl.credit.step_credit import fill_values, prompt_values, step_adva
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.types import Estimate, RolloutGroup
 
+_SMALLEST_START = 0.01
 FORMS = ("value", "progress", "minimum", "first_error")
 
 
@@ -61,12 +62,19 @@ def lowest_to_come(scores: Sequence[float]) -> list[float]:
     return found[::-1]
 
 
+def lowest_shares(scores: Sequence[float], start: float) -> list[float]:
+    """List q_0 .. q_S of the form "first_error" for the scores of S steps; `start` is the prompt's score."""
+    if start < _SMALLEST_START:
+        return [1.0] * (len(scores) + 1)
+    return [1.0, *accumulate((min(1.0, score / start) for score in scores), min)]
+
+
 def blame_first_error(scores: Sequence[float], start: float, advantage: float) -> list[float]:
     """Credit the steps of a rollout by the form "first_error"; `start` is the prompt's score. One that has no steps is
     one step."""
     if advantage >= 0 or not scores:
         return [advantage] * max(1, len(scores))
-    shares = [1.0, *accumulate((min(1.0, score / max(start, 1e-9)) for score in scores), min)]
+    shares = lowest_shares(scores, start)
     return [advantage * (before - after + shares[-1]) for before, after in pairwise(shares)]
 
 

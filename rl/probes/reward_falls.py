@@ -49,12 +49,13 @@ class Fall:
 
 
 class RewardTrend:
-    """Fed with an iteration's mean reward after the other; says of each fall once, when it is seen: only iterations
-    after it are looked at from then on. Fed with the same rewards again it is in the same state."""
+    """Fed with one iteration's mean reward after the other, from iteration `first` on; says of each fall once, when it
+    is seen: only iterations after it are looked at from then on. Fed with the same rewards again it is in the same
+    state."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
         self._rewards: list[float] = []
-        self._first = 1  # iteration of rewards[0]
+        self._first = first  # iteration of rewards[0]
 
     def add(self, reward: float) -> Fall | None:
         """Return the fall that shows with this iteration's mean reward."""
@@ -135,9 +136,12 @@ class RewardWatch:
 
     def _add(self, iteration: int, values: Row) -> tuple[Fall | None, str | None]:
         """Return the fall of the reward, and the line on a fall of right answers alone."""
-        reward, accuracy = values.get("rollout/reward"), values.get("rollout/accuracy")
+        reward = values.get("rollout/reward")
+        accuracy = values.get("rollout/drawn_accuracy", values.get("rollout/accuracy"))  # of the same rollouts
         if reward is None:  # a line of an evaluation alone
             return None, None
+        if not self._rows:
+            self.trend, self.right = RewardTrend(iteration), RewardTrend(iteration)
         self._rows[iteration] = {name: values[name] for name in _SHOWN if name in values}
         fall = self.trend.add(reward)
         lost = None if accuracy is None else self.right.add(accuracy)
@@ -150,11 +154,14 @@ _SHOWN = ("rollout/reward", "update/learning_rate", "update/clip_share", "update
 
 def describe_led_away(fall: Fall, rows: Mapping[int, Row]) -> str | None:
     """Return the line on a fall of right answers in which the reward has not fallen; None where it has too."""
-    before, after = (
-        fmean([rows[i]["rollout/reward"] for i in range(start, end) if i in rows] or [0.0])
+    early, late = (
+        [rows[i]["rollout/reward"] for i in range(start, end) if i in rows]
         for start, end in ((fall.first, fall.border), (fall.border, fall.last + 1))
     )
-    if after < before:
+    if not early or not late:
+        return None
+    before, after = fmean(early), fmean(late)
+    if before - after >= _SMALLEST * abs(before):
         return None
     return (
         f"right answers fall, {fall.before:.3g} of the rollouts in iterations {fall.first} to {fall.border - 1} and "

@@ -73,6 +73,9 @@ def test_runs_of_one_recipe_from_two_policies_are_averaged() -> None:
     recipe = {"num_epochs": 12}
     both = [record(seed, 0.7) | {"recipe": recipe | {"policy": policy}} for seed, policy in ((1, "a"), (2, "b"))]
     rare_success.check_recipes(both)
+    better = both[1]["accuracy"] | {"sft": {"mean": {"mean": 0.6}}}
+    with pytest.raises(SystemExit, match="seeds 1 and 2 are of two recipes"):
+        rare_success.check_recipes([both[0], both[1] | {"accuracy": better}])
 
 
 def test_a_recipe_says_how_the_reward_model_was_made(tmp_path: Path) -> None:

@@ -186,5 +186,10 @@ def test_a_run_that_divides_a_proper_score_is_warned(divides: bool, caplog: pyte
     check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=advantage))
     assert ("divide_by_std=false" in caplog.text) == divides
     caplog.clear()
+    form = "first_error" if divides else "progress"
+    blames = {"_target_": "espalier.rl.advantages.process_values.ProcessValueAdvantage", "path": "M", "form": form}
+    check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=blames))
+    assert ("another advantage.form" in caplog.text) == divides
+    caplog.clear()
     check_proper_score(root_config(RLConfig, output_dir="", reward=OUTCOME, advantage=advantage))
     assert not caplog.text

@@ -250,7 +250,7 @@ def test_a_verifier_that_ranks_no_better_than_chance_is_said_in_one_line(
     group = RolloutGroup(Problem("p", "?", "1"), [Rollout(row, [], 0) for row in rows], both(rows))
     watch = RewardPartsWatch()
     for _ in range(6):
-        assert watch.look([group]) == {"reward/verifier_pair_accuracy": 0.0}  # the cut one is in no pair
+        assert watch.look([group] * 6) == {"reward/verifier_pair_accuracy": 0.0}  # the cut one is in no pair
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("the verifier of the reward ranked 0 % of pairs")
 

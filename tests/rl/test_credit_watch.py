@@ -144,19 +144,26 @@ def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_i
     """In the estimator by the lowest score of a rollout, in the reward by the mean."""
     both = [make_group([("ab", True), ("ba", False)]), make_group([("c", False), ("d", False)])]
     watch = StepScoreWatch()
-    assert watch.look(both, [[0.9, 0.8], [0.9, 0.1], [0.5], []]) == {"score_pair_accuracy": 1.0}
+    assert watch.look(both * 6, [[0.9, 0.8], [0.9, 0.1], [0.5], []] * 6) == {"score_pair_accuracy": 1.0}
     assert watch.look(both[1:], [[0.5], []]) == {}  # no right one
+    misled = [[0.9, 0.1], [0.2, 0.3], [0.5], []] * 6
     for _ in range(6):
-        assert watch.look(both, [[0.9, 0.1], [0.2, 0.3], [0.5], []]) == {"score_pair_accuracy": 0.0}
+        assert watch.look(both * 6, misled, speaks=False) == {"score_pair_accuracy": 0.0}
+    assert not warnings.records  # the policy learns from another estimator
+    for _ in range(6):
+        assert watch.look(both * 6, misled) == {"score_pair_accuracy": 0.0}
     (record,) = warnings.records
     assert record.message.startswith("the process reward model, by the lowest score of a rollout's steps, ranked 20 %")
     warnings.clear()
-    paid = replace(both[0], scores=[Score(1.0, [], {PROCESS: 0.2}), Score(0.0, [], {PROCESS: 0.6, "length": 1.0})])
-    parts = RewardPartsWatch()
+    # by what is paid, not by the mean of the scores, and not where all are paid alike
+    scores = [Score(1.0, [0.1, 0.1], {PROCESS: 0.7}), Score(0.0, [0.4], {PROCESS: 0.6, "length": 1.0})]
+    paid, parts = replace(both[0], scores=scores), RewardPartsWatch()
     for _ in range(6):
-        assert parts.look([paid, both[1]]) == {"reward/process_pair_accuracy": 0.0}
+        assert parts.look([paid, both[1]] * 6) == {"reward/process_pair_accuracy": 0.0}
     (record,) = warnings.records
     assert "advantage.form=first_error" in record.message
+    assert parts.look([replace(paid, scores=[replace(score, steps=[0.0]) for score in scores])]) == {}
+    assert parts.look([replace(paid, scores=[scores[0], replace(scores[1], steps=[])])]) == {}
     load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path / "prm")
     for form in FORMS:
         estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form)

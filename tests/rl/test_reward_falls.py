@@ -138,6 +138,26 @@ def test_right_answers_that_fall_under_a_rising_reward_are_said(
     caplog.clear()
     watched(tmp_path, accuracies([0.3] * 30, seed=5), line(6.8, 10.5, 30))
     assert not caplog.records
+    watched(tmp_path, right, numpy.random.default_rng(0).normal(7, 0.2, 30).tolist())  # a reward that stands still
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("right answers fall, ")
+
+
+def test_right_answers_are_those_of_the_rollouts_that_the_reward_is_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What dynamic sampling or a filter keeps is no measure of the policy; and a run whose first lines are gone counts
+    from those that it has."""
+    watch = RewardWatch(tmp_path / "metrics.jsonl")
+    rows = zip(line(0.5, 0.2, 30), line(0.3, 0.6, 30), strict=True)
+    for i, (kept, drawn) in enumerate(rows, 1):
+        watch.add(i, {"rollout/accuracy": kept, "rollout/drawn_accuracy": drawn, "rollout/reward": drawn})
+    assert not caplog.records
+    late = RewardWatch(tmp_path / "metrics.jsonl")
+    for i, value in enumerate(line(0.5, 0.2, 30), 31):
+        late.add(i, {"rollout/accuracy": value, "rollout/reward": value})
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("the training reward falls: 0.453 in iterations 31 to 40")
 
 
 def test_the_causes_stand_in_their_order_with_the_runs_own_numbers() -> None:

@@ -117,6 +117,9 @@ def test_steps_of_an_iteration_are_those_of_the_rollouts_that_are_kept() -> None
     assert steps_per_iteration(replace(config, filter={"num_kept": 4})) == 1
 
 
+BLAMED = ["advantage=process_values", "advantage.form=first_error", "advantage.path=M"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -133,6 +136,8 @@ def test_steps_of_an_iteration_are_those_of_the_rollouts_that_are_kept() -> None
         (["advantage=pure", "reward=process_alone", "reward.path=M"], r"set reward\.form=minimum, or choose another"),
         (["advantage=process_grpo"], r"ProcessGRPO reads process rewards"),
         (["advantage=shared_prefixes", "reward=process"], r"SharedPrefixes values whole responses"),
+        ([*BLAMED, "reward=process"], r"keeps a model's scores out of what is paid, .* set reward=outcome"),
+        ([*BLAMED, "update.whitening=standard"], r"shifts the advantages of 0 that advantage\.form=first_error gives"),
         (["advantage=gold_likelihood", "reward=process"], r"GoldLikelihood values whole responses"),
         (["advantage=gold_likelihood", "advantage.form=value", "reward.wrong=-1"], r"gives -1 to 1: choose another"),
     ],
@@ -152,6 +157,7 @@ def test_pure_is_accepted_with_process_rewards_of_the_min_form_and_other_estimat
         ["advantage=pure", *alone, "reward.form=minimum"],
         ["advantage=pure", "reward=process", "reward.terms.process.path=M", "reward.terms.process.form=minimum"],
         ["advantage=process_grpo", *alone],
+        [*BLAMED, "update.whitening=scale"],
     ):
         composed = compose_config(CONF, "rl", "model.path=M", "output_dir=D", *overrides)
         config: Any = OmegaConf.to_object(composed)
