@@ -46,6 +46,11 @@ def test_pairs_are_held_against_what_grpo_reaches_at_as_many_tokens() -> None:
     assert found["value"] == pytest.approx(((0.5 - 0.2) + (0.6 - 0.3)) / 2)
     assert (found["unit"], found["met"]) == ("accuracy, 2 seeds", False)  # two seeds make no interval
     assert rare_success.grpo_figures(rows, {}) == {}
+    # GRPO that goes on from a policy that pairs made, at as many tokens as both took
+    rows[0]["then_grpo"] = {"process": [[0, 1e6, 0.0, 0.5], [6, 1.5e6, 9.0, 0.8]]}
+    found = rare_success.grpo_figures(rows, curves)
+    assert found["process_then_grpo_minus_grpo"]["value"] == pytest.approx(0.8 - 0.3)
+    assert "step_then_grpo_minus_grpo" not in found
 
 
 def test_pairs_are_held_against_outcome_pairs_greedily_and_by_samples_and_met_where_the_interval_is_above_0() -> None:
