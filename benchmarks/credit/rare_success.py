@@ -10,7 +10,7 @@ outcome pairs come from as many more problems as cost the tokens that the others
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
 (`prm/compare_with_truth`). Where GRPO was run from the same policy (`bash scripts/bench.sh credit --cells
 long_arithmetic_rare --methods grpo --seeds 10 11`), its accuracy after as many tokens is set against that after the
-pairs, and in the cell `rare` against that of GRPO which goes on from the policies that pairs made. A finished run is one
+pairs, and in the cell `rare` against that of GRPO from the policies that pairs made. A finished run is one
 record in benchmarks/results/rare_success/; stages that are done are kept, so that a cut run goes on.
 """
 
