@@ -11,6 +11,7 @@ Their different ways to average over tokens are `loss_aggregation`; DAPO's dynam
 import math
 from collections.abc import Sequence
 
+from espalier.data.records import BadInput
 from espalier.rl.credit.token_maps import spread_rollouts
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -32,17 +33,22 @@ def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[floa
 
 
 class GRPO:
-    """Gives every response token of a rollout the rollout's advantage."""
+    """Gives every response token of a rollout the rollout's advantage, times `negative_weight` where that is below 0:
+    below 1 the policy is drawn to what is better than the others more than it is pushed off what is worse. Raises
+    BadInput on a weight below 0."""
 
     needs_critic = False
     reads_token_rewards = False
     samples_more = False
     smallest_group = 2
 
-    def __init__(self, divide_by_std: bool):
-        self.divide_by_std = divide_by_std
+    def __init__(self, divide_by_std: bool, negative_weight: float = 1.0):
+        if not negative_weight >= 0:
+            raise BadInput(f"advantage.negative_weight must be at least 0, got {negative_weight:g}")
+        self.divide_by_std, self.negative_weight = divide_by_std, negative_weight
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Estimate one number per rollout, at all its response tokens."""
         rows = [value for group in groups for value in group_advantages(group.rewards, self.divide_by_std)]
-        return Estimate(spread_rollouts(rows, experience.response_mask))
+        weighted = [value * (self.negative_weight if value < 0 else 1.0) for value in rows]
+        return Estimate(spread_rollouts(weighted, experience.response_mask))

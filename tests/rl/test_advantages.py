@@ -223,6 +223,15 @@ def test_leave_one_out_and_group_mean_differ_by_g_over_g_minus_one() -> None:
     torch.testing.assert_close(rloo, plain * 3 / 2)
 
 
+def test_negative_advantages_of_a_group_weigh_as_much_as_is_set() -> None:
+    group = make_group([("a", True), ("b", False), ("a", False)])
+    experience = make_experience([group])
+    found = GRPO(divide_by_std=False, negative_weight=0.25)([group], experience, NO_SAMPLER).advantages
+    assert found[:, 1].tolist() == pytest.approx([2 / 3, -1 / 12, -1 / 12])
+    with pytest.raises(BadInput, match="must be at least 0, got -1"):
+        GRPO(True, -1.0)
+
+
 def test_reinforce_plus_plus_whitens_rewards_to_come_over_all_tokens() -> None:
     groups = [make_group([("ab", True), ("a", False)], "p"), make_group([("abc", True), ("b", True)], "q")]
     experience = make_experience(groups)
