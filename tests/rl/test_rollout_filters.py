@@ -108,6 +108,7 @@ def test_a_run_with_a_filter_trains_on_what_it_keeps_and_says_how_right_all_were
     assert row["rollout/drawn_tokens"] == sum(len(trajectory.response_ids) for trajectory in seen)
     assert row["rollout/tokens"] == sum(len(trajectory.response_ids) for trajectory in kept)
     assert row["rollout/unfiltered_accuracy"] == pytest.approx(sum(one.is_correct for one in seen) / 24, abs=1e-7)
+    assert row["rollout/drawn_accuracy"] == row["rollout/unfiltered_accuracy"]  # no dynamic sampling before it
     assert row["rollout/accuracy"] == pytest.approx(sum(one.is_correct for one in kept) / 12, abs=1e-7)
 
 
