@@ -15,7 +15,13 @@ from espalier.rl.combinations.critic import (
 )
 from espalier.rl.combinations.estimator import check_enumerable, check_estimator, check_samples
 from espalier.rl.combinations.numbers import check_numbers, check_schedules
-from espalier.rl.combinations.reward import check_proper_score, check_step_rewards, check_value_scale, check_verifiers
+from espalier.rl.combinations.reward import (
+    check_proper_score,
+    check_step_rewards,
+    check_stop,
+    check_value_scale,
+    check_verifiers,
+)
 from espalier.rl.combinations.sampling import (
     check_clusters,
     check_correction,
@@ -43,6 +49,7 @@ __all__ = [
     "check_sleep",
     "check_staleness",
     "check_step_rewards",
+    "check_stop",
     "check_tree",
     "check_value_scale",
     "check_verifiers",
@@ -68,6 +75,7 @@ def check_combinations(config: RLConfig) -> None:
     check_clusters(config)
     check_correction(config)
     check_step_rewards(config)
+    check_stop(config)
     check_verifiers(config)
     check_value_scale(config)
     check_critic_range(config)

@@ -40,6 +40,15 @@ def check_step_rewards(config: RLConfig) -> None:
                    f"and {place}.form is {given}: set {place}.form={form}, or choose another {key}")  # fmt: skip
 
 
+def check_stop(config: RLConfig) -> None:
+    """A shortest length that nothing reads: known before networks are loaded."""
+    found = component_settings(config.reward)
+    settings = {} if found is None else found[1]
+    demand(not settings.get("min_tokens", 0) or settings.get("non_stop_reward") is not None,
+           f"reward.min_tokens={settings.get('min_tokens')} is read beside reward.non_stop_reward alone: set one, or "
+           "reward.min_tokens=0")  # fmt: skip
+
+
 def check_verifiers(config: RLConfig) -> None:
     """A reward of verifiers beside a task whose golds name none."""
     kind = config.task.get("kind") if isinstance(config.task, Mapping) else None

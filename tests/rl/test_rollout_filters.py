@@ -137,6 +137,10 @@ BLAMED = ["advantage=process_values", "advantage.form=first_error", "advantage.p
         (["advantage=pure", "reward=process_alone", "reward.path=M"], r"set reward\.form=minimum, or choose another"),
         (["advantage=process_grpo"], r"ProcessGRPO reads process rewards"),
         (["advantage=shared_prefixes", "reward=process"], r"SharedPrefixes values whole responses"),
+        (
+            ["reward=process", "reward.non_stop_reward=null"],
+            r"min_tokens=2 is read beside reward\.non_stop_reward",
+        ),
         ([*BLAMED, "reward=process"], r"keeps a model's scores out of what is paid, .* set reward=outcome"),
         ([*BLAMED, "update.whitening=standard"], r"shifts the advantages of 0 that advantage\.form=first_error gives"),
         (["advantage=gold_likelihood", "reward=process"], r"GoldLikelihood values whole responses"),
