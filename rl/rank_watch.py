@@ -26,13 +26,11 @@ _OF_REWARDS = {
     VERIFIER: _warning("the verifier of the reward ranked", "train the verifier on rollouts of this policy, let it "
                        "give more verdicts per solution, or take another one"),
     PROCESS: _warning("the process reward model of the reward ranked", "train it again on rollouts of this policy, or "
-                      "let it say no more than where blame goes: reward=outcome advantage=process_values "
-                      "advantage.form=first_error"),
+                      "leave it out (reward=outcome)"),
 }  # fmt: skip
 _METRICS = {VERIFIER: "reward/verifier_pair_accuracy", PROCESS: "reward/process_pair_accuracy"}
 _OF_STEPS = _warning("the process reward model, by the lowest score of a rollout's steps, ranked", "train it again on "
-                     "rollouts of this policy; with advantage.form=first_error it can do no more than blame the wrong "
-                     "step")  # fmt: skip
+                     "rollouts of this policy, or leave it out (advantage=grpo)")  # fmt: skip
 
 
 def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
@@ -113,8 +111,8 @@ class RewardPartsWatch:
                 ]
                 for group in groups
             ]
-            if len({value for own in pairs for value, _ in own}) < 2:
-                continue
+            if part == PROCESS and len({value for own in pairs for value, _ in own}) < 2:
+                continue  # weighted by 0, say
             accuracy = _rank_pairs(pairs, watch)
             if accuracy is not None:
                 found[_METRICS[part]] = accuracy

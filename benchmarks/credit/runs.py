@@ -23,7 +23,7 @@ from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, recorded_se
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
-from espalier.data.jsonl import iter_rows, open_atomic
+from espalier.data.jsonl import iter_rows, open_atomic, write_json
 from espalier.data.records import BadInput
 from espalier.runtime.process_lifetime import die_with_parent
 from espalier.runtime.run_dir import code_commit
@@ -90,8 +90,13 @@ class Places:
         if cell.name in self.process_rewards:
             return self.process_rewards[cell.name]
         run = self.folder / cell.name / "process_rewards"
+        made_by, wanted = run / "made_by.json", list(cell.process_rewards)
+        if run.is_dir() and (json.loads(made_by.read_text()) if made_by.is_file() else None) != wanted:
+            raise SystemExit(f"{run}: made with other settings than the plan's {wanted}: move it away, and the runs of "
+                             f"{cell.name} that read it")  # fmt: skip
         if not (run / "prm" / "model").is_dir():
             run.mkdir(parents=True, exist_ok=True)
+            write_json(made_by, wanted)
             limits = [row.removeprefix("params.") for row in cell.settings if row.startswith("params.max_tokens=")]
             command = ["bash", "scripts/process_rewards.sh", "folds=1", f"run={run}", f"policy={self.policy(cell)}",
                        *limits, *cell.task, *cell.process_rewards]  # fmt: skip
@@ -204,11 +209,11 @@ def read_records(plan: Plan, results: Path) -> tuple[list[Record], list[str]]:
     for path in sorted((results / "credit").glob("*/**/*.json")):
         row = read_record(path)
         if row.cell not in plan.cells or row.method not in plan.methods:
-            stale.append(f"{path}: the plan has no such cell or method")
+            stale.append(f"{path.relative_to(results)}: the plan has no such cell or method")
             continue
         run = Run(plan.cells[row.cell], plan.methods[row.method], row.seed, row.learning_rate, row.is_tuning)
         if row.settings != recorded_settings(plan, run):
-            stale.append(f"{path}: was run with other settings than the plan's")
+            stale.append(f"{path.relative_to(results)}: was run with other settings than the plan's")
         else:
             kept.append(row)
     return kept, stale

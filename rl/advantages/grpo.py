@@ -43,8 +43,8 @@ class GRPO:
     smallest_group = 2
 
     def __init__(self, divide_by_std: bool, negative_weight: float = 1.0):
-        if not negative_weight >= 0:
-            raise BadInput(f"advantage.negative_weight must be at least 0, got {negative_weight:g}")
+        if not 0 <= negative_weight < math.inf:
+            raise BadInput(f"advantage.negative_weight must be a number of at least 0, got {negative_weight:g}")
         self.divide_by_std, self.negative_weight = divide_by_std, negative_weight
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:

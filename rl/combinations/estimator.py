@@ -31,6 +31,9 @@ def check_estimator(config: RLConfig) -> None:
     demand(not blames_first_error(kind, settings) or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that advantage.form=first_error gives steps before an "
            "error, most of them above 0: set update.whitening=scale or none")  # fmt: skip
+    demand(settings.get("negative_weight", 1.0) == 1.0 or config.update.whitening != "standard",
+           "update.whitening=standard shifts advantages after advantage.negative_weight has weighed them: set "
+           "update.whitening=scale or none")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     demand(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "

@@ -83,3 +83,6 @@ def check_proper_score(config: RLConfig) -> None:
         log.warning("advantage.form=first_error divides by a spread that depends on the stated confidences: %s is no "
                     "proper score then, and confidences drift: set another advantage.form",
                     rewarded[0].__name__)  # fmt: skip
+    elif estimated[1].get("negative_weight", 1.0) != 1:
+        log.warning("advantage.negative_weight weighs what is below the others otherwise: %s is no proper score then, "
+                    "and confidences drift: set it to 1", rewarded[0].__name__)  # fmt: skip

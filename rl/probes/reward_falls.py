@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _FIRST_LOOK, _EVERY = 20, 10  # iterations
 _WINDOWS = (20, 40)  # the newest of them, beside all
 _FALSE_ALARMS = 0.009  # of all looks together
+_FALLS_TOO = 2.0  # standard errors of the reward's slope, from which on it falls as right answers do
 _SMALLEST = 0.1  # of the earlier mean: a smaller fall is not said
 
 
@@ -160,9 +161,9 @@ def describe_led_away(fall: Fall, rows: Mapping[int, Row]) -> str | None:
     )
     if not early or not late:
         return None
-    before, after = fmean(early), fmean(late)
-    if before - after >= _SMALLEST * abs(before):
+    if -slope_errors([*early, *late]) > _FALLS_TOO:
         return None
+    before, after = fmean(early), fmean(late)
     return (
         f"right answers fall, {fall.before:.3g} of the rollouts in iterations {fall.first} to {fall.border - 1} and "
         f"{fall.after:.3g} in {fall.border} to {fall.last}, while the training reward goes from {before:.3g} to "

@@ -25,7 +25,18 @@ from benchmarks.credit.credit import missing
 from benchmarks.credit.curves import Point, TargetCost, accuracy_at, cost_of, mean_accuracy, points_of, target_cost
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
 from benchmarks.credit.pictures import draw, map_points, series_of
-from benchmarks.credit.plan import Cell, Method, Plan, Policy, Run, benchmark_runs, read_plan, settings_of, tuning_runs
+from benchmarks.credit.plan import (
+    Cell,
+    Method,
+    Plan,
+    Policy,
+    Run,
+    benchmark_runs,
+    read_plan,
+    recorded_settings,
+    settings_of,
+    tuning_runs,
+)
 from benchmarks.credit.runs import Places, Record, check_policies, cost_of_process_rewards, digest, read_records, record
 from benchmarks.credit.schedule import spend
 from benchmarks.result import machine
@@ -444,6 +455,31 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
     check_policies([tuning], [replace(other_method, seed=1000, is_tuning=True)], lambda cell: policy)
     with pytest.raises(BadInput, match="began from other weights"):
         check_policies([tuning], [replace(run, seed=1000, is_tuning=True)], lambda cell: policy)
+
+
+def test_records_and_folders_of_reward_models_say_how_these_were_made(tmp_path: Path) -> None:
+    few, many = (replace(EASY, process_rewards=(f"num_problems={number}",)) for number in (10, 20))
+    plan = dataclasses.replace(SMALL, cells={"easy": few})
+    assert recorded_settings(plan, Run(few, PRM, 0, 1e-4))[-1] == "process_rewards.num_problems=10"
+    assert recorded_settings(plan, Run(few, GRPO, 0, 1e-4)) == settings_of(plan, Run(few, GRPO, 0, 1e-4))
+    row = dataclasses.asdict(stored("easy", "prm", 0, [0.1])) | {
+        "settings": recorded_settings(plan, Run(few, PRM, 0, 1e-4))
+    }
+    path = tmp_path / "credit" / "easy" / "prm.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(row | {"points": [[0, 0.0, 0.0, 0.1]]}))
+    assert len(read_records(plan, tmp_path)[0]) == 1
+    _, stale = read_records(dataclasses.replace(plan, cells={"easy": many}), tmp_path)
+    assert stale == ["credit/easy/prm.json: was run with other settings than the plan's"]
+    run = tmp_path / "easy" / "process_rewards"
+    (run / "prm" / "model").mkdir(parents=True)
+    places = Places(plan, tmp_path, tmp_path, {}, {})
+    with pytest.raises(SystemExit, match="made with other settings than the plan's"):
+        places.process_rewards_of(few)  # nobody knows how
+    (run / "made_by.json").write_text('["num_problems=10"]')
+    assert places.process_rewards_of(few) == run
+    with pytest.raises(SystemExit, match="num_problems=20"):
+        places.process_rewards_of(many)
 
 
 def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_to_the_model(tmp_path: Path) -> None:

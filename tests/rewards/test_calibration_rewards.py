@@ -191,5 +191,9 @@ def test_a_run_that_divides_a_proper_score_is_warned(divides: bool, caplog: pyte
     check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=blames))
     assert ("another advantage.form" in caplog.text) == divides
     caplog.clear()
+    light = advantage | {"divide_by_std": False, "negative_weight": 1.0 if divides else 0.5}
+    check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=light))
+    assert ("negative_weight weighs" in caplog.text) != divides
+    caplog.clear()
     check_proper_score(root_config(RLConfig, output_dir="", reward=OUTCOME, advantage=advantage))
     assert not caplog.text

@@ -228,8 +228,9 @@ def test_negative_advantages_of_a_group_weigh_as_much_as_is_set() -> None:
     experience = make_experience([group])
     found = GRPO(divide_by_std=False, negative_weight=0.25)([group], experience, NO_SAMPLER).advantages
     assert found[:, 1].tolist() == pytest.approx([2 / 3, -1 / 12, -1 / 12])
-    with pytest.raises(BadInput, match="must be at least 0, got -1"):
-        GRPO(True, -1.0)
+    for weight in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(BadInput, match=f"must be a number of at least 0, got {weight:g}"):
+            GRPO(True, weight)
 
 
 def test_reinforce_plus_plus_whitens_rewards_to_come_over_all_tokens() -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import ProcessReward
-from espalier.rewards.score import PROCESS, Score
+from espalier.rewards.score import PROCESS, VERIFIER, Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.credit.process_credit import FORMS, score_gap
@@ -141,7 +141,7 @@ def test_a_lambda_by_length_that_is_0_for_most_responses_is_said_once(warnings: 
 def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_it_scores(
     warnings: pytest.LogCaptureFixture, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    """In the estimator by the lowest score of a rollout, in the reward by the mean."""
+    """In the estimator by the lowest score of a rollout, in the reward by the sum of what its steps are paid."""
     both = [make_group([("ab", True), ("ba", False)]), make_group([("c", False), ("d", False)])]
     watch = StepScoreWatch()
     assert watch.look(both * 6, [[0.9, 0.8], [0.9, 0.1], [0.5], []] * 6) == {"score_pair_accuracy": 1.0}
@@ -156,14 +156,24 @@ def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_i
     assert record.message.startswith("the process reward model, by the lowest score of a rollout's steps, ranked 20 %")
     warnings.clear()
     # by what is paid, not by the mean of the scores, and not where all are paid alike
-    scores = [Score(1.0, [0.1, 0.1], {PROCESS: 0.7}), Score(0.0, [0.4], {PROCESS: 0.6, "length": 1.0})]
+    scores = [Score(1.0, [0.3, 0.0], {PROCESS: 0.7}), Score(0.0, [0.2, 0.2], {PROCESS: 0.6, "length": 1.0})]
     paid, parts = replace(both[0], scores=scores), RewardPartsWatch()
     for _ in range(6):
         assert parts.look([paid, both[1]] * 6) == {"reward/process_pair_accuracy": 0.0}
     (record,) = warnings.records
-    assert "advantage.form=first_error" in record.message
+    assert "leave it out (reward=outcome)" in record.message
     assert parts.look([replace(paid, scores=[replace(score, steps=[0.0]) for score in scores])]) == {}
     assert parts.look([replace(paid, scores=[scores[0], replace(scores[1], steps=[])])]) == {}
+    # the sum, not the last one or the mean
+    long = replace(paid, scores=[Score(1.0, [0.2, 0.2, 0.1], {PROCESS: 0.7}), Score(0.0, [0.4], {PROCESS: 0.6})])
+    assert parts.look([long]) == {"reward/process_pair_accuracy": 1.0}
+    # a verifier that says the same of all is no better than chance, and is said
+    warnings.clear()
+    alike = replace(both[0], scores=[Score(1.0, [], {VERIFIER: 1.0})] * 2)
+    for _ in range(6):
+        assert parts.look([alike] * 6) == {"reward/verifier_pair_accuracy": 0.5}
+    (record,) = warnings.records
+    assert record.message.startswith("the verifier of the reward ranked 50 %")
     load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path / "prm")
     for form in FORMS:
         estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form)

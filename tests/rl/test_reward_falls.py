@@ -138,9 +138,12 @@ def test_right_answers_that_fall_under_a_rising_reward_are_said(
     caplog.clear()
     watched(tmp_path, accuracies([0.3] * 30, seed=5), line(6.8, 10.5, 30))
     assert not caplog.records
-    watched(tmp_path, right, numpy.random.default_rng(0).normal(7, 0.2, 30).tolist())  # a reward that stands still
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("right answers fall, ")
+    rng = numpy.random.default_rng(0)
+    for still in (rng.normal(7, 0.2, 30), rng.normal(0, 1, 30), numpy.zeros(30)):  # a reward that stands still
+        watched(tmp_path, right, still.tolist())
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert message.startswith("right answers fall, ")
+        caplog.clear()
 
 
 def test_right_answers_are_those_of_the_rollouts_that_the_reward_is_of(

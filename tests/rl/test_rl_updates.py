@@ -440,6 +440,10 @@ def test_groups_that_agree_are_replaced_and_counted(
     assert [group.problem for group in groups] == [group.problem for group in again]
     assert len(groups) == 6
     assert drawn["rollout/num_groups"] > 6
+    # of all that were drawn, as the reward is: those that agree are mostly wrong
+    assert drawn["rollout/drawn_accuracy"] == pytest.approx(drawn["rollout/reward"])
+    kept = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
+    assert drawn["rollout/drawn_accuracy"] < sum(kept) / len(kept)
     # 4 answers of 9 possible ones: most groups have no right one at all
     assert drawn["rollout/zero_variance"] > 0.4
     assert drawn["rollout/trained_zero_variance"] == sum(map(agrees, groups)) / 6 < drawn["rollout/zero_variance"]

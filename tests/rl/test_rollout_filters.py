@@ -141,6 +141,7 @@ BLAMED = ["advantage=process_values", "advantage.form=first_error", "advantage.p
             ["reward=process", "reward.non_stop_reward=null"],
             r"min_tokens=2 is read beside reward\.non_stop_reward",
         ),
+        (["advantage=grpo", "advantage.negative_weight=0.1", "update.whitening=standard"], r"whitening=scale or none"),
         ([*BLAMED, "reward=process"], r"keeps a model's scores out of what is paid, .* set reward=outcome"),
         ([*BLAMED, "update.whitening=standard"], r"shifts the advantages of 0 that advantage\.form=first_error gives"),
         (["advantage=gold_likelihood", "reward=process"], r"GoldLikelihood values whole responses"),
@@ -163,6 +164,8 @@ def test_pure_is_accepted_with_process_rewards_of_the_min_form_and_other_estimat
         ["advantage=pure", "reward=process", "reward.terms.process.path=M", "reward.terms.process.form=minimum"],
         ["advantage=process_grpo", *alone],
         [*BLAMED, "update.whitening=scale"],
+        ["advantage=grpo", "advantage.negative_weight=0.1"],
+        ["reward=process", "reward.terms.process.path=M", "reward.non_stop_reward=null", "reward.min_tokens=0"],
     ):
         composed = compose_config(CONF, "rl", "model.path=M", "output_dir=D", *overrides)
         config: Any = OmegaConf.to_object(composed)
