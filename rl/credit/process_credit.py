@@ -13,10 +13,11 @@ steps but the last, and the reward itself as V_S. What a step is credited with:
   `weight` times (lowest score from here on, minus the mean of the others' lowest scores).
 - "first_error": GRPO's advantage A of the rollout; where it is negative, the step at which the scores fall takes it.
   With q_i the lowest score up to step i as a share of the prompt's, at most 1 (q_0 = 1), step i is credited with
-  A (q_{i-1} - q_i + q_S): what comes before the first error is not blamed for it, and a rollout whose steps all look
-  right is blamed throughout, as without a model. No step of a rollout with a negative A is paid, whatever its score;
-  scores say which of its steps go unblamed, and how many. (CAPO, Xie et al. 2025, too keeps the outcome and blames the
-  steps that a critic calls wrong.) A prompt's score below 0.01 tells nothing apart, and all are blamed as by GRPO.
+  A (q_{i-1} - q_i + q_S): where scores fall to near 0 what comes before is hardly blamed, and a rollout whose steps all
+  look right is blamed throughout, as without a model. No step of a rollout with a negative A is paid, whatever its
+  score; scores say which of its steps go unblamed, and how many. (CAPO, Xie et al. 2025, too keeps the outcome and
+  blames the steps that a critic calls wrong.) A prompt's score below 0.01 tells nothing apart, and all are blamed as
+  by GRPO.
 """
 
 from collections.abc import Sequence

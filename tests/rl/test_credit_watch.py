@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -178,5 +180,8 @@ def test_a_process_reward_model_that_ranks_no_better_than_chance_is_said_where_i
     for form in FORMS:
         estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form)
         assert "score_pair_accuracy" in estimator(both, make_experience(both), NO_SAMPLER).metrics
+        further: Any = SimpleNamespace(asker="further")  # the policy does not learn from it: measured, not watched
+        assert "score_pair_accuracy" in estimator(both, make_experience(both), further).metrics
+        assert len(estimator.ranks.watch._seen) == 1
     scored = ProcessReward(str(tmp_path / "prm"))([rollout.trajectory for rollout in both[0].rollouts])
     assert all(PROCESS in score.parts for score in scored)
