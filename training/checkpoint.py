@@ -31,10 +31,6 @@ RESUME = "auto, latest, best, none or step-N"
 class HasState(Protocol):
     """What is saved: an engine, or several that are trained together."""
 
-    @property
-    def resumes_on_any_ranks(self) -> bool:
-        """Whether other ranks than those that wrote a state can go on from it."""
-
     def save_state(self, folder: Path) -> None:
         """All that a resume needs; called on every rank."""
 
@@ -183,8 +179,7 @@ def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Bes
     """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
 
     Other ranks than those that wrote it go on with random states of those, which dropout alone reads. Raises
-    BadCheckpoint where there is nothing to load, where the examples are not those of the checkpoint, or where the
-    number of ranks is not and the engine cannot go on on another.
+    BadCheckpoint where there is nothing to load, or where the examples or the network are not those of the checkpoint.
     """
     folder = from_main_rank(lambda: select(run, wanted, best))
     state = TrainState(0, data)
@@ -193,9 +188,6 @@ def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Bes
         if state.data != data:
             raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
         num_ranks = json.loads((folder / "state.json").read_text())["num_ranks"]
-        if num_ranks != world_size() and not engine.resumes_on_any_ranks:
-            raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again "
-                                "(tensor parallelism goes on on no other number)")  # fmt: skip
         engine.load_state(folder)
         load_random_state(folder / f"random-{rank() % num_ranks}.json")
     barrier()

@@ -13,6 +13,7 @@ stays.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import torch
 from espalier.models.in_parts import is_part, loaded_in_parts
 from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast, is_bf16
-from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
-from espalier.training.deepspeed_checkpoint import TAG, for_any_ranks, num_ranks_of
+from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, world_size
 from espalier.training.deepspeed_library import library
-from espalier.training.engine import BadCheckpoint, named_weights
+from espalier.training.deepspeed_pieces import held_pieces, spread
+from espalier.training.engine import named_weights
+from espalier.training.pieces import State, held_whole, persistent_buffers, trained_sizes
 from espalier.training.shards import GatheredWeights, Shards
 
 
@@ -61,11 +63,6 @@ def check_head_is_whole(model: Any) -> None:
 class DeepSpeedEngine:
     """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` of one step on one rank."""
 
-    @property
-    def resumes_on_any_ranks(self) -> bool:
-        """What tensor parallelism cuts stays with as many ranks."""
-        return not self.is_tensor_parallel
-
     def __init__(
         self,
         model: Any,
@@ -92,11 +89,10 @@ class DeepSpeedEngine:
         except (ValueError, deepspeed.runtime.zero.utils.ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
         limit_all_groups()
-        self.is_tensor_parallel = tensor_parallel_size(settings) > 1
+        self.ranks_a_layer = tensor_parallel_size(settings)
+        self.is_tensor_parallel = self.ranks_a_layer > 1
         if self.is_tensor_parallel:
             check_head_is_whole(self.model.module)
-        # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
-        self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
         _measure_packing(self.model)
         self.start_step(num_micro_batches)
@@ -191,35 +187,29 @@ class DeepSpeedEngine:
             raise RuntimeError("DeepSpeed took a step that was to be left out")
 
     def save_state(self, folder: Path) -> None:
-        """DeepSpeed's own checkpoint, one part a rank."""
-        self.model.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self.has_frozen)
+        """Every rank its pieces; with stage 0, where all ranks have the same, rank 0 alone."""
+        if self.zero_stage or is_main_rank():
+            self._state().save(folder, rank(), has_buffers=rank() < self.ranks_a_layer)
 
     def load_state(self, folder: Path) -> None:
-        """Load what `save_state` wrote, on any number of ranks. Raises BadCheckpoint where DeepSpeed finds nothing
-        there, and on other ranks where there is more to restore than DeepSpeed then does: parameters, and AdamW's two
-        moments of them."""
-        if num_ranks_of(folder) in (0, world_size()):
-            self._load(folder)
-            return
-        module, held = self.model.module, self.optimizer.optimizer
-        more = sorted(module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False)).keys())
-        if not isinstance(held, torch.optim.Adam) or any(group.get("amsgrad") for group in held.param_groups):
-            more.append(f"the state of {type(held).__name__}")
-        if more:
-            raise BadCheckpoint(f"{folder} was written by {num_ranks_of(folder)} ranks, and {more[0]} cannot go on on "
-                                f"{world_size()}: start as many again")  # fmt: skip
-        config = self.model._config
-        config.load_universal_checkpoint = True
-        try:
-            with for_any_ranks(folder) as made:
-                self._load(made)
-        finally:
-            config.load_universal_checkpoint = False
+        """What any engine wrote, on any number of ranks; with tensor parallelism with as many for a layer. Raises
+        BadCheckpoint."""
+        self._state().load(folder)
+        if self.zero_stage:
+            spread(self.model.optimizer, self.zero_stage)
 
-    def _load(self, folder: Path) -> None:
-        loaded, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
-        if loaded is None:
-            raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
+    def _state(self) -> State:
+        module, zero = self.model.module, self.model.optimizer
+        held = held_whole(module)
+        if self.zero_stage:
+            held = held_pieces(zero, self.zero_stage, {id(value): name for name, value in module.named_parameters()})
+        state = State(
+            held, zero.optimizer if self.zero_stage else zero, trained_sizes(module), persistent_buffers(module)
+        )
+        if not self.is_tensor_parallel:
+            return state
+        part = f"part-{rank() % self.ranks_a_layer:03d}-of-{self.ranks_a_layer:03d}/"
+        return replace(state, part=part, shapes={name: value.shape for name, value in module.named_parameters()})
 
 
 def cuts_weights(settings: Mapping[str, Any] | None) -> bool:

@@ -4,26 +4,20 @@ Losses arrive already divided by the global count (over micro-batches and ranks)
 over ranks, never averaged.
 """
 
-import json
 import math
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from espalier.models.precision import autocast
 from espalier.runtime.distributed import is_main_rank, sum_gradients
+from espalier.training.pieces import BadCheckpoint as BadCheckpoint
+from espalier.training.pieces import State, held_whole, persistent_buffers, trained_sizes
 
 if TYPE_CHECKING:
     from espalier.training.shards import Shards
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that is not there, is damaged, or does not belong to this run."""
-
-    exit_code = 2
 
 
 class Engine(Protocol):
@@ -31,10 +25,6 @@ class Engine(Protocol):
 
     model: Any
     device: torch.device
-
-    @property
-    def resumes_on_any_ranks(self) -> bool:
-        """Whether other ranks than those that wrote a state can go on from it."""
 
     @property
     def shards(self) -> "Shards | None":
@@ -66,7 +56,7 @@ class Engine(Protocol):
         """All that a resume needs; called on every rank."""
 
     def load_state(self, folder: Path) -> None:
-        """What `save_state` wrote."""
+        """What `save_state` of any engine wrote, on any number of ranks. Raises BadCheckpoint."""
 
 
 class TorchEngine:
@@ -76,7 +66,6 @@ class TorchEngine:
     """
 
     shards = None
-    resumes_on_any_ranks = True
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
         self.model = model
@@ -123,15 +112,16 @@ class TorchEngine:
             self.model.save_pretrained(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Rank 0 writes what is trained and the optimizer, as safetensors and JSON; the ranks are equal."""
+        """Rank 0 writes what is trained and the optimizer; the ranks are equal."""
         if is_main_rank():
-            save_file(trained_tensors(self.model), folder / "weights.safetensors")
-            _save_optimizer(self.optimizer, folder)
+            self._state().save(folder, 0)
 
     def load_state(self, folder: Path) -> None:
-        """Restore model and optimizer bit for bit."""
-        load_weights(self.model, load_file(folder / "weights.safetensors"), str(folder))
-        _load_optimizer(self.optimizer, folder)
+        """Restore model and optimizer bit for bit. Raises BadCheckpoint."""
+        self._state().load(folder)
+
+    def _state(self) -> State:
+        return State(held_whole(self.model), self.optimizer, trained_sizes(self.model), persistent_buffers(self.model))
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -161,28 +151,3 @@ def load_weights(model: torch.nn.Module, stored: dict[str, torch.Tensor], where:
                             "output_dir")  # fmt: skip
     for name, value in stored.items():
         own[name][1].copy_(value)
-
-
-def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Tensors `<parameter>.<name>` as safetensors, all else as JSON."""
-    state = optimizer.state_dict()
-    rows = {f"{index}.{name}": value for index, row in state["state"].items() for name, value in row.items()}
-    tensors = {name: value.contiguous() for name, value in rows.items() if isinstance(value, torch.Tensor)}
-    save_file(tensors, folder / "optimizer.safetensors")
-    plain = {name: value for name, value in rows.items() if name not in tensors}
-    text = json.dumps({"names": list(rows), "plain": plain, "param_groups": state["param_groups"]}, indent=1)
-    (folder / "optimizer.json").write_text(text + "\n")
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    stored = json.loads((folder / "optimizer.json").read_text())
-    state: dict[int, dict[str, Any]] = {}
-    values = {**stored["plain"], **load_file(folder / "optimizer.safetensors")}
-    for key in stored["names"]:
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = values[key]
-    groups = [
-        {name: tuple(value) if isinstance(value, list) and name != "params" else value for name, value in row.items()}
-        for row in stored["param_groups"]
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -3,7 +3,7 @@
     python run_stage.py -cn training/export_model stage.run_dir=RUN output=DIR
 
 The model is built as the run built it (its class, its head, its adapters) and takes the checkpoint's weights, of
-one process or of any DeepSpeed ZeRO stage and number of ranks. Adapters are merged, and stand in `adapter/` too.
+any engine and number of ranks. Adapters are merged, and stand in `adapter/` too.
 """
 
 import logging
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from espalier.data.records import BadInput
 from espalier.data.trained_on import copy_trained_on
@@ -26,9 +25,9 @@ from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.run_dir import changed_input, input_fingerprints
 from espalier.training.checkpoint import Best, read_state, select
-from espalier.training.deepspeed_checkpoint import full_weights, is_deepspeed_checkpoint
 from espalier.training.engine import load_weights
 from espalier.training.example_cache import stored_examples
+from espalier.training.pieces import stored_weights
 from espalier.training.trained_on import write_trained_on
 
 log = logging.getLogger("stage")
@@ -41,15 +40,6 @@ class Context(Protocol):
 
     output: Path
     counts: dict[str, Any]
-
-
-def stored_weights(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
-    """Return what a checkpoint's `trained_tensors` were, of one process or gathered from DeepSpeed's shards; `model`:
-    of the kind that was trained, for its shapes."""
-    if is_deepspeed_checkpoint(checkpoint):
-        return full_weights(checkpoint, {name: value.shape for name, value in model.state_dict().items()})
-    weights: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
-    return weights
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,8 @@ class ExportModel:
         bits = int(lora.get("bits", 0)) if lora else 0
         if lora:  # adapters of a quantised base belong to its rounded weights
             model = build({**lora, "bits": 0}).wrap(round_weights(model, bits) if bits else model)
-        load_weights(model, stored_weights(self.folder, model), str(self.folder))
+        shapes = {name: value.shape for name, value in model.state_dict().items()}
+        load_weights(model, stored_weights(self.folder, shapes), str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
         def write(partial: Path) -> None:

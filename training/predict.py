@@ -35,8 +35,8 @@ from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, sam
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
 from espalier.training.engine import load_weights
-from espalier.training.export_model import stored_weights
 from espalier.training.loop_from_config import load_examples, make_model
+from espalier.training.pieces import stored_weights
 from espalier.training.scoring import Prediction, Scorer, is_scalar, prediction_kind
 
 log = logging.getLogger("train")
@@ -108,7 +108,8 @@ def load_checkpoint(config: TrainConfig, path: str) -> Any:
     folder = Path(path)
     if (folder / "state.json").is_file():
         model = make_model(config)
-        load_weights(model, stored_weights(folder, model), path)
+        shapes = {name: value.shape for name, value in model.state_dict().items()}
+        load_weights(model, stored_weights(folder, shapes), path)
     elif (folder / "adapter_config.json").is_file():
         model = merge_adapter(folder, lambda: build(config.model))
     else:

@@ -1,13 +1,11 @@
 """Settings of DeepSpeed: which ranks share examples, what is refused in one line, parts that become wholes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.deepspeed_checkpoint import full_weights
 from espalier.training.deepspeed_engine import BadSettings, tensor_parallel_size
 from espalier.training.loop_from_config import data_ranks, make_engine
 from tests.support.root_config import root_config
@@ -46,16 +44,3 @@ def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch: pytest.Monkey
         make_engine(config(deepspeed=zero(1, 2), lora={"bits": 0}), model)
     with pytest.raises(BadSettings, match=r"lora\.bits cannot be had with ZeRO stage 3"):
         make_engine(config(deepspeed=zero(3), lora={"bits": 4}), model)
-
-
-def test_parts_of_tensor_parallel_ranks_become_the_whole(tmp_path: Path) -> None:
-    whole = {"column": torch.arange(24.0).view(6, 4), "row": torch.arange(24.0).view(4, 6), "norm": torch.ones(4)}
-    folder = tmp_path / "deepspeed"
-    folder.mkdir()
-    for rank in range(2):
-        part = {"column": whole["column"][3 * rank : 3 * rank + 3], "row": whole["row"][:, 3 * rank : 3 * rank + 3]}
-        torch.save({"module": {**part, "norm": whole["norm"]}}, folder / f"mp_rank_0{rank}_model_states.pt")
-    found = full_weights(tmp_path, {name: value.shape for name, value in whole.items()})
-    assert found.keys() == whole.keys()
-    for name, value in whole.items():
-        assert torch.equal(found[name], value), name

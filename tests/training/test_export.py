@@ -102,7 +102,9 @@ def test_a_checkpoint_becomes_a_standard_folder(settings: list[str], tiny_policy
     assert "step 2" in printed
     model = AutoModelForCausalLM.from_pretrained(output)
     own = load_policy(str(tiny_policy))
-    load_weights(own, load_file(run_dir / "checkpoints" / "step-00000002" / "weights.safetensors"), "")
+    pieces = run_dir / "checkpoints" / "step-00000002" / "pieces" / "shard-00001-model-00001-of-00001.safetensors"
+    stored = {name.removeprefix("weights/"): value for name, value in load_file(pieces).items() if "weights/" in name}
+    load_weights(own, {name: value.view(own.state_dict()[name].shape) for name, value in stored.items()}, "")
     assert torch.equal(logits(model), logits(own))
     assert not torch.equal(logits(model), logits(load_policy(str(tiny_policy))))
     assert AutoTokenizer.from_pretrained(output).pad_token_id == 0
@@ -110,11 +112,10 @@ def test_a_checkpoint_becomes_a_standard_folder(settings: list[str], tiny_policy
     meta = json.loads((tmp_path / "step-3.meta.json").read_text())
     assert str(run_dir / "checkpoints" / "step-00000002" / "manifest.json") in meta["inputs"]
 
-    weights = run_dir / "checkpoints" / "step-00000002" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
+    content = bytearray(pieces.read_bytes())
     content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(BadCheckpoint, match=r"is damaged: weights.safetensors has other bytes than were written"):
+    pieces.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=r"is damaged: pieces/shard-.* has other bytes than were written"):
         ExportModel(str(run_dir), "step-2").inputs()
     with pytest.raises(BadCheckpoint, match="has no checkpoint step-9: there are step-00000001, step-00000002, step"):
         ExportModel(str(run_dir), "step-9").inputs()

@@ -173,6 +173,26 @@ def test_a_zero_checkpoint_of_four_ranks_goes_on_on_fewer_with_the_same_losses(
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    slow_unless(
+        lambda case: case[0] == "zero2 on 2",
+        [("zero2 on 2", "none on 1"), ("none on 1", "zero3 on 2"), ("zero3 on 4", "zero1 on 2"),
+         ("zero0 on 2", "zero3_offload on 2")],
+    ),
+)  # fmt: skip
+def test_a_run_goes_on_with_another_engine(
+    before: str, after: str, one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for words in (before, after):
+        engine, _, number = words.partition(" on ")
+        printed = train_forked(run, files, int(number), f"deepspeed={engine}")
+        shutil.rmtree(run / "model", ignore_errors=words == before)
+    assert "at step 2 of 4" in printed
+    assert_same_run(one_process, run, tolerance=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["none", "zero3"])
 def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(

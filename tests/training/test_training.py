@@ -121,7 +121,7 @@ def weights(loop: Loop) -> dict[str, torch.Tensor]:
 
 def moments(loop: Loop) -> list[torch.Tensor]:
     state = loop.engine.optimizer.state_dict()["state"]  # type: ignore[attr-defined]
-    return [value for row in state.values() for value in row.values()]
+    return [row[key] for row in state.values() for key in sorted(row)]
 
 
 def metric_rows(run_dir: Path) -> list[dict[str, float]]:
@@ -277,10 +277,8 @@ def test_the_random_state_goes_on_where_it_stopped(tiny_policy: Path, tmp_path: 
 def test_a_run_keeps_the_newest_checkpoints(tiny_policy: Path, tmp_path: Path) -> None:
     make_loop(tiny_policy, tmp_path, save_every=1, checkpoints_keep=2).run()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
-    assert sorted(path.name for path in checkpoints(tmp_path)[0].iterdir()) == [
-        "manifest.json", "optimizer.json", "optimizer.safetensors", "random-0.json", "state.json",
-        "weights.safetensors",
-    ]  # fmt: skip
+    names = sorted(path.name for path in checkpoints(tmp_path)[0].iterdir())
+    assert names == ["manifest.json", "pieces", "random-0.json", "state.json"]
 
 
 def test_a_checkpoint_is_complete_or_absent(tiny_policy: Path, tmp_path: Path) -> None:
@@ -292,7 +290,7 @@ def test_a_checkpoint_is_complete_or_absent(tiny_policy: Path, tmp_path: Path) -
     loop = make_loop(tiny_policy, tmp_path, engine=DyingEngine, save_every=3)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
-    assert (tmp_path / "checkpoints" / "step-00000003.partial" / "weights.safetensors").is_file()
+    assert list((tmp_path / "checkpoints" / "step-00000003.partial" / "pieces").iterdir())
     assert checkpoints(tmp_path) == []
     again = make_loop(tiny_policy, tmp_path, save_every=3)
     assert checkpoint.resume(tmp_path, again.engine, "any") == 0
@@ -321,18 +319,6 @@ def test_a_resume_on_other_examples_is_refused(tiny_policy: Path, tmp_path: Path
     other.loader.examples = [TokenExample("d0", tokens(99, 6), 2), *DEMONSTRATIONS[1:]]
     with pytest.raises(BadCheckpoint, match="was trained on other examples: choose another output_dir"):
         other.run()
-
-
-def test_a_resume_on_another_number_of_ranks_is_refused_where_an_engine_cannot(
-    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = make_loop(tiny_policy, tmp_path)
-    checkpoint.save(tmp_path, loop.engine, TrainState(1, "data"), keep=1)
-    monkeypatch.setattr(checkpoint, "world_size", lambda: 2)
-    assert checkpoint.resume(tmp_path, loop.engine, "data") == 1
-    monkeypatch.setattr(type(loop.engine), "resumes_on_any_ranks", False)
-    with pytest.raises(BadCheckpoint, match="was written by 1 ranks, not 2: start as many again"):
-        checkpoint.resume(tmp_path, loop.engine, "data")
 
 
 def test_a_length_below_what_is_done_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
