@@ -159,10 +159,7 @@ class State:
         changed, where that was of another network, or of one that was cut into other parts."""
         stored = stored_tensors(folder)
         self._check(stored, folder)
-        kept = dict[str, list[tuple[str, str]]]()  # by parameter: what the optimizer keeps of it
-        for kind, key, name in (row.split("/", 2) for row in stored if row.startswith(OPTIMIZER)):
-            kept.setdefault(name, []).append((kind, key))
-        pieces, copies, states = dict[str, Piece](), list[tuple[torch.Tensor, torch.Tensor]](), list[dict[str, Any]]()
+        pieces, copies = dict[str, Piece](), list[tuple[torch.Tensor, torch.Tensor]]()
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
             """Return where it is read to: its own numbers, in their order, or a copy of them."""
@@ -174,32 +171,49 @@ class State:
         for name, value in self.buffers.items():
             pieces[f"buffers/{self.part}{name}"] = _flat(place(value))
         for held in self.held:
-            own = held.pieces(place(held.tensor))
-            pieces |= {f"weights/{self.part}{span.name}": piece for span, piece in own}
-            states.append({})
-            first = f"{self.part}{held.spans[0].name}"
-            for kind, key in kept.get(first, ()):
-                row = stored[f"{kind}/{key}/{first}"]
-                if kind == "moments":
-                    value = states[-1][key] = torch.zeros_like(held.tensor, dtype=row.properties.dtype)
-                    pieces |= {f"{kind}/{key}/{self.part}{span.name}": piece for span, piece in held.pieces(value)}
-                else:
-                    value = states[-1][key] = torch.zeros(row.size, dtype=row.properties.dtype)
-                    pieces[f"{kind}/{key}/{first}"] = whole_piece(value)
+            for span, piece in held.pieces(place(held.tensor)):
+                pieces[f"weights/{self.part}{span.name}"] = piece
+        kept = dict[str, list[tuple[str, str]]]()  # by parameter: what the optimizer keeps of it
+        for kind, key, name in (row.split("/", 2) for row in stored if row.startswith(OPTIMIZER)):
+            kept.setdefault(name, []).append((kind, key))
+        states = [self._targets(held, kept, stored, pieces) for held in self.held]
         _read(folder / FOLDER, pieces)
         for tensor, copy in copies:
             tensor.copy_(copy)
         for held, state in zip(self.held, states, strict=True):
-            kinds = {key: kind for kind, key in kept.get(f"{self.part}{held.spans[0].name}", ())}
             self.optimizer.state.pop(held.tensor, None)
             if state:
-                values = {key: self._as_kept(held, kinds[key], key, value) for key, value in state.items()}
+                values = {key: self._as_kept(held, kind, key, value) for key, (kind, value) in state.items()}
                 self.optimizer.state[held.tensor] = values
+
+    def _targets(
+        self, held: Held, kept: Mapping[str, Sequence[tuple[str, str]]], stored: Mapping[str, TensorStorageMetadata],
+        pieces: dict[str, Piece],
+    ) -> dict[str, tuple[str, torch.Tensor]]:  # fmt: skip
+        """Return where what the optimizer keeps of `held` is read to, by key, with its kind, and add it to `pieces`. Of
+        a parameter that the optimizer knew nothing of yet moments are 0."""
+        found = dict[str, tuple[str, torch.Tensor]]()
+        for span in held.spans:
+            name = f"{self.part}{span.name}"
+            for kind, key in kept.get(name, ()):
+                row = stored[f"{kind}/{key}/{name}"]
+                if key not in found:
+                    size, place = (held.tensor.shape, held.tensor.device) if kind == "moments" else (row.size, "cpu")
+                    found[key] = kind, torch.zeros(size, dtype=row.properties.dtype, device=place)
+                    if kind != "moments":
+                        pieces[f"{kind}/{key}/{name}"] = whole_piece(found[key][1])
+                if kind == "moments":
+                    flat = found[key][1].view(-1).narrow(0, span.offset, span.length)
+                    pieces[f"{kind}/{key}/{name}"] = Piece(flat, (span.start,), (span.whole,))
+        return found
 
     def _as_kept(self, held: Held, kind: str, key: str, value: torch.Tensor) -> Any:
         """Return what was read as the optimizer has it, where torch's own `load_state_dict` puts it."""
         if kind == "plain":
             return value.item()
+        if kind == "moments":
+            is_alike = held.tensor.is_contiguous()
+            return value if is_alike else torch.empty_like(held.tensor, dtype=value.dtype).copy_(value)
         value = value[0] if kind == "numbers" else value
         groups = self.optimizer.param_groups
         is_beside = key == "step" and not any(group.get("capturable") or group.get("fused") for group in groups)
@@ -341,7 +355,7 @@ def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Return what a checkpoint holds: whole sizes, flattened, and the pieces they are in. Raises BadCheckpoint where
     a piece is missing or there are none."""
     if not (folder / FOLDER).is_dir():
-        raise BadCheckpoint(f"{folder} has no {FOLDER}: an earlier version wrote it: choose another output_dir")
+        raise BadCheckpoint(f"{folder} has no {FOLDER}: another version wrote it: go on with that one, or elsewhere")
     rows = HuggingFaceStorageReader(str(folder / FOLDER)).read_metadata().state_dict_metadata
     found = {name: cast(TensorStorageMetadata, row) for name, row in rows.items()}
     for name, row in found.items():

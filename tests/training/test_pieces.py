@@ -1,0 +1,222 @@
+"""Checkpoints by pieces: what ranks wrote is what other ranks, or one process, read, bit for bit."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from espalier.training import pieces
+from espalier.training.engine import TorchEngine
+from espalier.training.pieces import (
+    BadCheckpoint,
+    Held,
+    Span,
+    State,
+    held_whole,
+    persistent_buffers,
+    stored_tensors,
+    stored_weights,
+    trained_sizes,
+)
+
+CPU = torch.device("cpu")
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    """One with a buffer, a number by itself, a matrix whose rows lie apart in memory, and a frozen weight."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    model.scale = torch.nn.Parameter(torch.randn(()))  # type: ignore[assignment]
+    model.turned = torch.nn.Parameter(torch.randn(3, 2).t())  # type: ignore[assignment]
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def steps(engine: TorchEngine, number: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    for _ in range(number):
+        model = engine.model
+        loss = (model(torch.randn(5, 3)) * model.scale).square().mean() + model.turned.square().sum()
+        engine.backward(loss)
+        engine.step(0.05)
+
+
+def everything(engine: TorchEngine) -> list[torch.Tensor]:
+    """Weights, buffers and what the optimizer keeps, in an order of its own."""
+    rows = engine.optimizer.state_dict()["state"]
+    kept = [torch.as_tensor(rows[index][key]) for index in sorted(rows) for key in sorted(rows[index])]
+    return [value.clone() for value in [*engine.model.state_dict().values(), *kept]]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "adamw amsgrad": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_an_optimizer_goes_on_as_torchs_own_state_would(name: str, steps_before: int, tmp_path: Path) -> None:
+    def made(seed: int) -> TorchEngine:
+        model = network(seed)
+        return TorchEngine(model, OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad]), CPU, 0)
+
+    first = made(0)
+    steps(first, steps_before, seed=1)
+    first.save_state(tmp_path)
+    reference = made(0)
+    reference.model.load_state_dict(copy.deepcopy(first.model.state_dict()))
+    reference.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    again = made(5)
+    with torch.no_grad():
+        again.model[2].bias.copy_(first.model[2].bias)  # frozen: it comes with the model
+    steps(again, 3, seed=9)  # what it knows from elsewhere is gone
+    again.load_state(tmp_path)
+    for one in (first, reference, again):
+        steps(one, 2, seed=2)
+    for mine, theirs, own in zip(*map(everything, (again, reference, first)), strict=True):
+        assert torch.equal(mine, theirs)
+        assert torch.equal(mine, own)
+
+
+def cut(bounds: list[int], values: torch.Tensor | None) -> list[State]:
+    """The 16 numbers of `a` and `b` on ranks that hold what lies between neighbouring bounds, and two zeros that fill
+    up; moments are the numbers times 100."""
+    names = [("a", 0, 10), ("b", 10, 16)]
+    found = []
+    for low, high in itertools.pairwise(bounds):
+        spans = [
+            Span(name, max(low, first) - low, max(low, first) - first, min(high, last) - max(low, first), last - first)
+            for name, first, last in names if max(low, first) < min(high, last)
+        ]  # fmt: skip
+        flat = torch.zeros(high - low + 2)
+        optimizer = torch.optim.AdamW([flat], lr=0.1)
+        if values is not None:
+            flat[: high - low] = values[low:high]
+            optimizer.state[flat] = {"step": torch.tensor(7.0), "exp_avg": flat * 100, "exp_avg_sq": flat * 100}
+        found.append(
+            State([Held(flat, spans)], optimizer, {"a": 10, "b": 6}, {"c": torch.full((2,), float(values is not None))})
+        )
+    return found  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [[0, 16], [0, 4, 12, 16], [0, 10, 16], [0, 1, 2, 3, 9, 11, 16]])
+def test_what_two_ranks_wrote_is_read_by_any_number(bounds: list[int], tmp_path: Path) -> None:
+    values = torch.arange(16.0)
+    for rank, state in enumerate(cut([0, 7, 16], values)):
+        state.save(tmp_path, rank, has_buffers=rank == 0)
+    assert sorted(stored_tensors(tmp_path)) == [
+        "buffers/c", "moments/exp_avg/a", "moments/exp_avg/b", "moments/exp_avg_sq/a", "moments/exp_avg_sq/b",
+        "numbers/step/a", "numbers/step/b", "weights/a", "weights/b",
+    ]  # fmt: skip
+    for state, low, high in zip(cut(bounds, None), bounds, bounds[1:], strict=False):
+        state.load(tmp_path)
+        flat = state.held[0].tensor
+        kept = state.optimizer.state[flat]
+        assert flat.tolist() == [*values[low:high].tolist(), 0, 0]
+        assert kept["exp_avg"].tolist() == [*(values[low:high] * 100).tolist(), 0, 0]
+        assert kept["step"].item() == 7
+        assert kept["step"].shape == ()
+        assert state.buffers["c"].tolist() == [1, 1]
+    found = stored_weights(tmp_path, {"a": torch.Size([2, 5]), "b": torch.Size([6])})
+    assert torch.equal(found["a"], values[:10].view(2, 5))
+    assert torch.equal(found["b"], values[10:])
+
+
+def test_a_parameter_that_had_no_gradient_yet_takes_no_moments_from_its_neighbours(tmp_path: Path) -> None:
+    """`a` is the first of the flat tensor, and of it one process knew nothing."""
+    one, other = torch.nn.Parameter(torch.arange(10.0)), torch.nn.Parameter(torch.arange(10.0, 16.0))
+    optimizer = torch.optim.AdamW([one, other])
+    optimizer.state[other] = {
+        "step": torch.tensor(3.0),
+        "exp_avg": other.detach() * 2,
+        "exp_avg_sq": other.detach() * 4,
+    }
+    held = [Held(one, [Span("a", 0, 0, 10, 10)]), Held(other, [Span("b", 0, 0, 6, 6)])]
+    State(held, optimizer, {"a": 10, "b": 6}, {"c": torch.ones(2)}).save(tmp_path, 0)
+    (state,) = cut([0, 16], None)
+    state.load(tmp_path)
+    kept = state.optimizer.state[state.held[0].tensor]
+    assert kept["exp_avg"].tolist() == [0.0] * 10 + [20, 22, 24, 26, 28, 30] + [0, 0]
+    assert kept["step"].item() == 3
+
+
+def test_files_are_small_enough_to_be_put_together_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "FILE_BYTES", 40)
+    (state,) = cut([0, 16], torch.arange(16.0))
+    state.save(tmp_path, 0)
+    names = sorted(path.name for path in (tmp_path / "pieces").iterdir())
+    assert len(names) > 3
+    assert names[0] == f"shard-00001-model-00001-of-{len(names):05d}.safetensors"
+    (again,) = cut([0, 16], None)
+    again.load(tmp_path)
+    assert torch.equal(again.held[0].tensor[:16], torch.arange(16.0))
+
+
+def test_a_checkpoint_without_the_pieces_of_a_rank_is_refused(tmp_path: Path) -> None:
+    for rank, state in enumerate(cut([0, 7, 16], torch.arange(16.0))):
+        state.save(tmp_path, rank, has_buffers=rank == 0)
+    (state,) = cut([0, 16], None)
+    (tmp_path / "pieces" / "shard-00001-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match="has not all of "):
+        state.load(tmp_path)
+    assert not state.held[0].tensor.any()
+
+
+def test_the_pieces_of_another_network_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    def engine(width: int, bias: bool = True) -> TorchEngine:
+        model = torch.nn.Linear(3, width, bias=bias)
+        return TorchEngine(model, torch.optim.AdamW(model.parameters()), CPU, 0)
+
+    engine(4).save_state(tmp_path)
+    for other, name in ((engine(5), "weight"), (engine(4, bias=False), "bias")):
+        before = other.model.weight.clone()
+        with pytest.raises(BadCheckpoint, match=f"is of another model: {name} does not fit: choose another output_dir"):
+            other.load_state(tmp_path)
+        assert torch.equal(other.model.weight, before)
+    with pytest.raises(BadCheckpoint, match="has no pieces: another version wrote it: go on with that one"):
+        engine(4).load_state(tmp_path / "pieces")
+
+
+def part(model: torch.nn.Module, number: int, of: int) -> State:
+    """The state of a network that is one part of a larger one."""
+    held = held_whole(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    name = f"part-{number:03d}-of-{of:03d}/"
+    return State(held, optimizer, trained_sizes(model), persistent_buffers(model), name, shapes)
+
+
+def test_parts_of_layers_become_whole_and_go_on_as_parts_alone(tmp_path: Path) -> None:
+    whole = {"column": torch.arange(24.0).view(6, 4), "row": torch.arange(24.0).view(4, 6), "norm": torch.ones(4)}
+    cuts = {"column": 0, "row": 1}
+    for number in range(2):
+        model = torch.nn.ParameterDict({
+            name: value.chunk(2, cuts[name])[number].contiguous() if name in cuts else value.clone()
+            for name, value in whole.items()
+        })  # fmt: skip
+        part(model, number, 2).save(tmp_path, number)
+    found = stored_weights(tmp_path, {name: value.shape for name, value in whole.items()})
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        assert torch.equal(found[name], value), name
+    again = torch.nn.ParameterDict({name: torch.zeros_like(value) for name, value in model.items()})
+    part(again, 1, 2).load(tmp_path)
+    assert torch.equal(again["row"], whole["row"][:, 3:])
+    with pytest.raises(BadCheckpoint, match=r"has layers cut into 002, this run cut into 004: set deepspeed\."):
+        part(again, 1, 4).load(tmp_path)
+    engine = TorchEngine(again, torch.optim.AdamW(again.parameters()), CPU, 0)
+    with pytest.raises(BadCheckpoint, match="has layers cut into 002, this run whole"):
+        engine.load_state(tmp_path)
