@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 from espalier.models.in_parts import whole_shape
 
 FOLDER = "pieces"
-FILE_BYTES = 64 * 2**20  # of one file, which is put together in memory
+FILE_BYTES = 16 * 2**20  # of one file, which is put together in memory, or a 64th of what a rank writes
 OPTIMIZER = ("moments/", "numbers/", "plain/", "others/")
 PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
@@ -181,7 +181,6 @@ class State:
         for tensor, copy in copies:
             tensor.copy_(copy)
         for held, state in zip(self.held, states, strict=True):
-            self.optimizer.state.pop(held.tensor, None)
             if state:
                 values = {key: self._as_kept(held, kind, key, value) for key, (kind, value) in state.items()}
                 self.optimizer.state[held.tensor] = values
@@ -192,6 +191,7 @@ class State:
     ) -> dict[str, tuple[str, torch.Tensor]]:  # fmt: skip
         """Return where what the optimizer keeps of `held` is read to, by key, with its kind, and add it to `pieces`. Of
         a parameter that the optimizer knew nothing of yet moments are 0."""
+        self.optimizer.state.pop(held.tensor, None)  # before there are two of them
         found = dict[str, tuple[str, torch.Tensor]]()
         for span in held.spans:
             name = f"{self.part}{span.name}"
@@ -311,6 +311,7 @@ class _Writer(HuggingFaceStorageWriter):
     def __init__(self, folder: Path, files: dict[str, int], rank: int):
         super().__init__(str(folder), files, save_distributed=True)
         self.shard = rank + 1
+        self.sync_files = False  # who has it written waits for the disk, once (`runtime.manifest`)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         told = {"fqn_to_index_mapping": self.fqn_to_index_mapping, "shard_index": self.shard}
@@ -319,9 +320,10 @@ class _Writer(HuggingFaceStorageWriter):
 
 def _write(folder: Path, pieces: dict[str, Piece], rank: int) -> None:
     files, filled = dict[str, int](), 0
+    limit = max(FILE_BYTES, sum(piece.values.nbytes for piece in pieces.values()) // 64)
     for name, piece in pieces.items():
         filled += piece.values.nbytes
-        files[name] = 1 + filled // FILE_BYTES
+        files[name] = filled // limit
     numbers = {old: new for new, old in enumerate(sorted(set(files.values())), start=1)}
     files = {name: numbers[old] for name, old in files.items()}
     folder.mkdir(parents=True, exist_ok=True)

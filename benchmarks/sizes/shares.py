@@ -1,11 +1,13 @@
-"""What each of four ZeRO-3 ranks holds at most while a network is loaded, saved and delivered, beside its share of it.
+"""What each of four ZeRO-3 ranks holds at most while a network is loaded, saved and delivered, and while a checkpoint
+is written and read, beside its share of it.
 
     bash scripts/bench.sh shares [--quick]
 
-A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps of the weights: a fourth. Counted
-is memory of the process: the most that its pages rise by, as the kernel keeps it, while weights are saved and delivered
-(the share lies there before; what an optimizer keeps beside it is no part of it), and while they are loaded the most of
-its own pages whenever a weight is whole; the file that is read is mapped, its pages are the system's and common to all
+A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps of the weights: a fourth; of a
+checkpoint the moments too. Counted is memory of the process: the most that its pages rise by, as the kernel keeps it,
+while weights are saved and delivered, and a checkpoint written and read (the share lies there before; while weights are
+saved and delivered, what an optimizer keeps beside it is no part of it), and while they are loaded the most of its own
+pages whenever a weight is whole; the file that is read is mapped, its pages are the system's and common to all
 ranks. What comes on top of a share does not grow with the network but with its largest weight (here a sixteenth of a
 share), so it is given in such weights too; gloo's own copies are in it. A reference is loaded as training in bf16 loads
 it. With `--quick` nothing is written.
@@ -35,13 +37,14 @@ from espalier.models.in_parts import whole_shape
 from espalier.models.load import load_policy, load_reference
 from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
 from espalier.rl.training_engines import make_training_engine
-from espalier.runtime.distributed import process_group, rank
+from espalier.runtime.distributed import barrier, process_group, rank
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import LOOPBACK
 from espalier.sampling.weight_stream import WeightSender
 from espalier.training.deepspeed_engine import loading
+from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights
 
 HOW = "bash scripts/bench.sh shares"
@@ -74,6 +77,13 @@ def deliver(weights: ShardedWeights) -> None:
         sender.close()
 
     weights.on_all_ranks(send)
+
+
+def take_step(engine: Engine) -> None:
+    """Have the optimizer keep what it keeps."""
+    engine.start_step(1)
+    engine.backward(engine.model(input_ids=torch.arange(8).view(1, 8)).logits.square().mean())
+    engine.step(1e-3)
 
 
 def _rank(folder: Path) -> None:
@@ -115,6 +125,11 @@ def _rank(folder: Path) -> None:
         weights = ShardedWeights(RankCalls(policy))
         note("saving", lambda: engine.save_model(folder / "saved"), own)
         note("delivery", lambda: deliver(weights), own)
+        take_step(engine)
+        state = folder / "state"
+        note("writing a checkpoint", lambda: engine.save_state(state), 3 * own)
+        barrier()
+        note("reading a checkpoint", lambda: engine.load_state(state), 3 * own)
         largest = max(whole_shape(value).numel() * value.itemsize for value in model.parameters())
     (folder / f"{rank()}.json").write_text(json.dumps({"phases": found, "largest": largest}))
 
