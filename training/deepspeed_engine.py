@@ -13,7 +13,6 @@ stays.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,11 @@ from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast, is_bf16
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, world_size
 from espalier.training.deepspeed_library import library
-from espalier.training.deepspeed_pieces import held_pieces, spread
+from espalier.training.deepspeed_pieces import BadSettings as BadSettings
+from espalier.training.deepspeed_pieces import check_pieces, held_pieces, spread
 from espalier.training.engine import named_weights
-from espalier.training.pieces import State, held_whole, persistent_buffers, trained_sizes
+from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 from espalier.training.shards import GatheredWeights, Shards
-
-
-class BadSettings(ValueError):
-    """DeepSpeed refuses its JSON."""
-
-    exit_code = 2
 
 
 def tensor_parallel_size(settings: Mapping[str, Any] | None) -> int:
@@ -94,6 +88,7 @@ class DeepSpeedEngine:
         if self.is_tensor_parallel:
             check_head_is_whole(self.model.module)
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        check_pieces(self.model.optimizer, self.zero_stage, settings)
         _measure_packing(self.model)
         self.start_step(num_micro_batches)
 
@@ -199,17 +194,14 @@ class DeepSpeedEngine:
             spread(self.model.optimizer, self.zero_stage)
 
     def _state(self) -> State:
-        module, zero = self.model.module, self.model.optimizer
+        module, optimizer = self.model.module, self.model.optimizer
         held = held_whole(module)
         if self.zero_stage:
-            held = held_pieces(zero, self.zero_stage, {id(value): name for name, value in module.named_parameters()})
-        state = State(
-            held, zero.optimizer if self.zero_stage else zero, trained_sizes(module), persistent_buffers(module)
-        )
-        if not self.is_tensor_parallel:
-            return state
-        part = f"part-{rank() % self.ranks_a_layer:03d}-of-{self.ranks_a_layer:03d}/"
-        return replace(state, part=part, shapes={name: value.shape for name, value in module.named_parameters()})
+            names = {id(value): name for name, value in module.named_parameters()}
+            held, optimizer = held_pieces(optimizer, self.zero_stage, names), optimizer.optimizer
+        part = f"part-{rank() % self.ranks_a_layer:03d}-of-{self.ranks_a_layer:03d}/" if self.is_tensor_parallel else ""
+        shapes, buffers = trained_shapes(module), persistent_buffers(module)
+        return State(held, optimizer, shapes, buffers, part, is_flat=self.zero_stage > 0)
 
 
 def cuts_weights(settings: Mapping[str, Any] | None) -> bool:

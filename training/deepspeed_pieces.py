@@ -5,7 +5,7 @@ of all of them (a parameter may begin on one rank and end on the next), with sta
 that fill them up are in no piece.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,21 +15,40 @@ from espalier.models.in_parts import whole_shape
 from espalier.training.pieces import Held, Span
 
 
+class BadSettings(ValueError):
+    """DeepSpeed refuses its JSON, or it cannot be had here."""
+
+    exit_code = 2
+
+
+def check_pieces(optimizer: Any, stage: int, settings: Mapping[str, Any]) -> None:
+    """Raise BadSettings where DeepSpeed keeps weights or moments where they are not looked for."""
+    zero = settings.get("zero_optimization") or {}
+    for name in ("offload_optimizer", "offload_param"):
+        offload = zero.get(name) or {}
+        if offload.get("device") == "nvme" or float(offload.get("ratio", 1)) < 1:
+            raise BadSettings(f"deepspeed.zero_optimization.{name} has weights or moments on a disk, or in two places, "
+                              "of which no checkpoint could be written: set its device to cpu, no ratio")  # fmt: skip
+    kinds = {0: "Optimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
+    kind = kinds.get(stage, "DeepSpeedZeroOptimizer")
+    if kind not in {one.__name__ for one in (type(optimizer).__mro__ if stage == 0 else (type(optimizer),))}:
+        raise BadSettings(f"DeepSpeed steps with {type(optimizer).__name__}, of which no checkpoint could be written: "
+                          "set precision, and neither deepspeed.bf16, fp16 nor data_types")  # fmt: skip
+
+
 def held_pieces(zero: Any, stage: int, names: Mapping[int, str]) -> list[Held]:
     """Return what a rank's part of the optimizer `zero` (of ZeRO stage 1, 2 or 3) steps. `names` of parameters by their
     ids."""
     if stage == 3:
         rows = zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True)
-        found = [Held(flat, [span for one in group if (span := _stretch(zero, one, names))]) for flat, group in rows]
+        found = [Held(flat, [span for one in group if (span := _of_one(zero, one, names))]) for flat, group in rows]
     else:
-        rows = zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True)
-        found = [
-            Held(flat, [_fragment(one, names) for one in group if one._hp_mapping is not None]) for flat, group in rows
-        ]
+        flats = enumerate(zero.single_partition_of_fp32_groups)
+        found = [Held(flat, list(_of_all(zero, number, names))) for number, flat in flats]
     return [held for held in found if held.spans]  # a rank may have nothing but what fills up
 
 
-def _stretch(zero: Any, parameter: Any, names: Mapping[int, str]) -> Span | None:
+def _of_one(zero: Any, parameter: Any, names: Mapping[int, str]) -> Span | None:
     _, offset, length = zero.grad_position[zero.get_param_id(parameter)]
     whole = whole_shape(parameter).numel()
     start = dist.get_rank(parameter.ds_process_group) * length
@@ -37,9 +56,16 @@ def _stretch(zero: Any, parameter: Any, names: Mapping[int, str]) -> Span | None
     return Span(names[id(parameter)], offset, start, own, whole) if own > 0 else None
 
 
-def _fragment(parameter: Any, names: Mapping[int, str]) -> Span:
-    own, flat = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
-    return Span(names[id(parameter)], flat.start, own.start, own.numel, parameter.numel())
+def _of_all(zero: Any, number: int, names: Mapping[int, str]) -> Iterator[Span]:
+    """Give the pieces of a group of parameters that lie in this rank's stretch, in the order in which DeepSpeed has
+    laid them out (with `round_robin_gradients` not the one that a parameter's own `_hp_mapping` knows)."""
+    size = zero.single_partition_of_fp32_groups[number].numel()
+    low = dist.get_rank(zero.real_dp_process_group[number]) * size
+    laid_out = zip(zero.round_robin_bit16_groups[number], zero.round_robin_bit16_offsets[number], strict=True)
+    for parameter, first in laid_out:
+        start, end = max(first, low), min(first + parameter.numel(), low + size)
+        if start < end:
+            yield Span(names[id(parameter)], start - low, start - first, end - start, parameter.numel())
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ import torch
 
 from espalier.models.precision import autocast
 from espalier.runtime.distributed import is_main_rank, sum_gradients
-from espalier.training.pieces import BadCheckpoint as BadCheckpoint
-from espalier.training.pieces import State, held_whole, persistent_buffers, trained_sizes
+from espalier.training.piece_files import BadCheckpoint as BadCheckpoint
+from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 
 if TYPE_CHECKING:
     from espalier.training.shards import Shards
@@ -121,7 +121,7 @@ class TorchEngine:
         self._state().load(folder)
 
     def _state(self) -> State:
-        return State(held_whole(self.model), self.optimizer, trained_sizes(self.model), persistent_buffers(self.model))
+        return State(held_whole(self.model), self.optimizer, trained_shapes(self.model), persistent_buffers(self.model))
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:

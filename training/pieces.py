@@ -1,10 +1,7 @@
 """What a resume needs of a network and its optimizer, by parameter, so that any number of ranks can go on from it.
 
-Each rank writes the pieces that it holds into files of its own, and reads those that it is to hold, whoever wrote them:
-torch's distributed checkpoint (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) in its safetensors
-format, without a pickle. Ranks do not talk to each other on the way: every file says which piece of what it holds.
-
-`<checkpoint>/pieces/shard-<rank>-model-<i>-of-<n>.safetensors` hold, flattened,
+Each rank writes the pieces that it holds (`training.piece_files`) and reads those that it is to hold.
+`<checkpoint>/pieces/` has, flattened,
 
     weights/<parameter>            what is trained
     buffers/<name>                 persistent ones
@@ -12,64 +9,39 @@ format, without a pickle. Ranks do not talk to each other on the way: every file
     numbers/<key>/<parameter>      of the optimizer, a single number (`step`); plain/...: one that is no tensor
     others/<key>/<parameter>       of the optimizer, of another shape, which is kept
 
-With tensor parallelism, which cuts layers, `<parameter>` is `part-000-of-002/<parameter>`, and shapes/<parameter> is
-the part's.
+and `layout.json`: the shapes, and whether the optimizer stepped flat tensors of many parameters, as ZeRO's does. With
+tensor parallelism, which cuts layers, `<parameter>` is `part-000-of-002/<parameter>`, and each part has a layout.
 """
 
-import warnings
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_loader import load as read
-from torch.distributed.checkpoint.state_dict_saver import save as write
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from espalier.models.in_parts import whole_shape
+from espalier.training.piece_files import (
+    BadCheckpoint,
+    Piece,
+    PieceReader,
+    flat_piece,
+    lacks_pieces,
+    whole_piece,
+    write_pieces,
+)
+
+log = logging.getLogger(__name__)
 
 FOLDER = "pieces"
-FILE_BYTES = 16 * 2**20  # of one file, which is put together in memory, or a 64th of what a rank writes
 OPTIMIZER = ("moments/", "numbers/", "plain/", "others/")
 PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64}
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that is not there, is damaged, or does not belong to this run."""
-
-    exit_code = 2
-
-
-@dataclass(frozen=True)
-class Piece:
-    """`values` stand at `start` in a tensor of the size `whole`."""
-
-    values: torch.Tensor
-    start: tuple[int, ...]
-    whole: tuple[int, ...]
-
-    @property
-    def place(self) -> ChunkStorageMetadata:
-        """Return where it stands, in torch's words."""
-        return ChunkStorageMetadata(torch.Size(self.start), self.values.size())
-
-
-def whole_piece(tensor: torch.Tensor) -> Piece:
-    """Return a tensor that is not cut as a piece of itself."""
-    return Piece(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
+# What these keep, and how they step, is by the shape of a matrix, which a flat tensor has not.
+BY_SHAPE = ("Adafactor", "Muon")
 
 
 @dataclass(frozen=True)
@@ -104,10 +76,9 @@ def held_whole(model: torch.nn.Module) -> list[Held]:
     return [Held(value, [Span(name, 0, 0, value.numel(), value.numel())]) for name, value in named]
 
 
-def trained_sizes(model: torch.nn.Module) -> dict[str, int]:
-    """Return how many numbers each trained parameter has, on all ranks together."""
-    named = model.named_parameters()
-    return {name: whole_shape(value).numel() for name, value in named if value.requires_grad}
+def trained_shapes(model: torch.nn.Module) -> dict[str, list[int]]:
+    """Return the shape of each trained parameter, of all ranks' pieces together."""
+    return {name: list(whole_shape(value)) for name, value in model.named_parameters() if value.requires_grad}
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -120,17 +91,17 @@ def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 class State:
     """The state of one network and its optimizer, as far as this rank holds it.
 
-    `held`: what the optimizer steps. `sizes`: how many numbers each trained parameter has, on whatever rank. `buffers`:
-    the persistent ones, alike on every rank. `part`: of a network whose layers are cut, which: `part-000-of-002/`, and
-    then `shapes` of the parameters in this part.
+    `held`: what the optimizer steps; `is_flat` where these are no parameters but made of them. `shapes`: of all trained
+    parameters, on whatever rank. `buffers`: the persistent ones, alike on every rank. `part`: of a network whose layers
+    are cut, which: `part-000-of-002/`.
     """
 
     held: Sequence[Held]
     optimizer: torch.optim.Optimizer
-    sizes: Mapping[str, int]
+    shapes: Mapping[str, Sequence[int]]
     buffers: Mapping[str, torch.Tensor]
     part: str = ""
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    is_flat: bool = False
 
     def _own(self) -> dict[str, Piece]:
         """Return all pieces of this rank by name; what several ranks have belongs to the one with the first number."""
@@ -142,23 +113,31 @@ class State:
                     found[f"{kind}/{key}/{self.part}{span.name}"] = piece
         return found
 
+    def _shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of what is stored under a name of the model."""
+        return {name: list(shape) for name, shape in self.shapes.items()} | {
+            name: list(value.shape) for name, value in self.buffers.items()
+        }
+
     def save(self, folder: Path, rank: int, *, has_buffers: bool = True) -> None:
-        """Write this rank's pieces; of ranks that have the same buffers one `has_buffers` to write, and shapes."""
+        """Write this rank's pieces; of ranks that have the same buffers one `has_buffers` to write, and the layout."""
         pieces = self._own()
-        if has_buffers:
-            pieces |= {f"buffers/{self.part}{name}": _flat(value) for name, value in self.buffers.items()}
-            pieces |= {
-                f"shapes/{self.part}{name}": whole_piece(torch.tensor(list(shape)))
-                for name, shape in self.shapes.items()
-            }
-        _write(folder / FOLDER, pieces, rank)
+        place = folder / FOLDER
+        place.mkdir(parents=True, exist_ok=True)
+        if has_buffers:  # a copy: two names may share one buffer, which a file may not
+            pieces |= {f"buffers/{self.part}{name}": flat_piece(value.clone()) for name, value in self.buffers.items()}
+            layout = {"is_flat": self.is_flat, "shapes": self._shapes()}
+            _layout_file(place, self.part).write_text(json.dumps(layout) + "\n")
+        write_pieces(place, pieces, rank)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Read what ranks wrote over what this rank holds, bit for bit. Raises BadCheckpoint, before anything is
         changed, where that was of another network, or of one that was cut into other parts."""
-        stored = stored_tensors(folder)
-        self._check(stored, folder)
+        layouts = read_layouts(folder)
+        reader = PieceReader(folder / FOLDER)
+        stored = reader.stored
+        self._check(stored, layouts, folder)
         pieces, copies = dict[str, Piece](), list[tuple[torch.Tensor, torch.Tensor]]()
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,7 +148,7 @@ class State:
             return copies[-1][1]
 
         for name, value in self.buffers.items():
-            pieces[f"buffers/{self.part}{name}"] = _flat(place(value))
+            pieces[f"buffers/{self.part}{name}"] = flat_piece(place(value))
         for held in self.held:
             for span, piece in held.pieces(place(held.tensor)):
                 pieces[f"weights/{self.part}{span.name}"] = piece
@@ -177,7 +156,7 @@ class State:
         for kind, key, name in (row.split("/", 2) for row in stored if row.startswith(OPTIMIZER)):
             kept.setdefault(name, []).append((kind, key))
         states = [self._targets(held, kept, stored, pieces) for held in self.held]
-        _read(folder / FOLDER, pieces)
+        reader.read_into(pieces)
         for tensor, copy in copies:
             tensor.copy_(copy)
         for held, state in zip(self.held, states, strict=True):
@@ -197,14 +176,16 @@ class State:
             name = f"{self.part}{span.name}"
             for kind, key in kept.get(name, ()):
                 row = stored[f"{kind}/{key}/{name}"]
-                if key not in found:
-                    size, place = (held.tensor.shape, held.tensor.device) if kind == "moments" else (row.size, "cpu")
-                    found[key] = kind, torch.zeros(size, dtype=row.properties.dtype, device=place)
-                    if kind != "moments":
-                        pieces[f"{kind}/{key}/{name}"] = whole_piece(found[key][1])
                 if kind == "moments":
-                    flat = found[key][1].view(-1).narrow(0, span.offset, span.length)
+                    kept_as = kind, torch.zeros(0)
+                    if key not in found:
+                        place = held.tensor.device
+                        kept_as = kind, torch.zeros(held.tensor.shape, dtype=row.properties.dtype, device=place)
+                    flat = found.setdefault(key, kept_as)[1].view(-1).narrow(0, span.offset, span.length)
                     pieces[f"{kind}/{key}/{name}"] = Piece(flat, (span.start,), (span.whole,))
+                elif key not in found:
+                    found[key] = kind, torch.zeros(row.size, dtype=row.properties.dtype)
+                    pieces[f"{kind}/{key}/{name}"] = whole_piece(found[key][1])
         return found
 
     def _as_kept(self, held: Held, kind: str, key: str, value: torch.Tensor) -> Any:
@@ -219,34 +200,56 @@ class State:
         is_beside = key == "step" and not any(group.get("capturable") or group.get("fused") for group in groups)
         return value if is_beside else value.to(held.tensor.device)
 
-    def _check(self, stored: Mapping[str, TensorStorageMetadata], folder: Path) -> None:
-        sizes = {f"weights/{self.part}{name}": size for name, size in self.sizes.items()}
-        sizes |= {f"buffers/{self.part}{name}": value.numel() for name, value in self.buffers.items()}
-        found = {name: row.size.numel() for name, row in stored.items() if name.startswith(("weights/", "buffers/"))}
-        theirs = {part_of(name) for name in found}
-        if self.part not in theirs and (self.part or theirs != {""}) and found:
-            raise BadCheckpoint(f"{folder} has layers {_cut(theirs)}, this run {_cut({self.part})}: set "
+    def _check(
+        self, stored: Mapping[str, TensorStorageMetadata], layouts: Mapping[str, Mapping[str, Any]], folder: Path
+    ) -> None:
+        """Raise BadCheckpoint where what is stored is not of this network, or not all of it."""
+        if self.part not in layouts:
+            raise BadCheckpoint(f"{folder} has layers {_cut(max(layouts))}, this run {_cut(self.part)}: set "
                                 "deepspeed.tensor_parallel as it was")  # fmt: skip
-        found = {name: size for name, size in found.items() if part_of(name) == self.part}
-        odd = [name for name in {**sizes, **found} if sizes.get(name) != found.get(name)]
+        mine, theirs = self._shapes(), layouts[self.part]["shapes"]
+        odd = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if odd:
-            raise BadCheckpoint(f"{folder} is of another model: {odd[0].split('/', 1)[1]} does not fit: choose another "
-                                "output_dir")  # fmt: skip
+            raise BadCheckpoint(f"{folder} is of another model: {odd[0]} does not fit: choose another output_dir")
+        kind = type(self.optimizer).__name__
+        if kind in BY_SHAPE and layouts[self.part]["is_flat"] != self.is_flat:
+            raise BadCheckpoint(f"{folder}: {kind} keeps other numbers of matrices than of what ZeRO makes of them: "
+                                "set deepspeed as it was")  # fmt: skip
+        sizes = {f"{self.part}{name}": prod(shape) for name, shape in mine.items()}
+        for row, tensor in stored.items():
+            is_moment = row.startswith("moments/") and part_of(row) == self.part
+            if is_moment and tensor.size.numel() != sizes.get(row.split("/", 2)[2]):
+                raise lacks_pieces(folder / FOLDER, row)
+        for name, size in sizes.items():
+            here = "buffers/" if name.removeprefix(self.part) in self.buffers else "weights/"
+            if size and (here + name not in stored or stored[here + name].size.numel() != size):
+                raise lacks_pieces(folder / FOLDER, here + name)
+
+
+def _layout_file(place: Path, part: str) -> Path:
+    return place / (f"layout-{part.strip('/')}.json" if part else "layout.json")
+
+
+def read_layouts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the layout of each part of a checkpoint's network ("": of one whose layers are whole). Raises
+    BadCheckpoint where there is none."""
+    found = {
+        f"{path.stem.removeprefix('layout-')}/" if "-" in path.stem else "": json.loads(path.read_text())
+        for path in sorted((folder / FOLDER).glob("layout*.json"))
+    }
+    if not found:
+        raise BadCheckpoint(f"{folder} has no {FOLDER}: another version wrote it: go on with that one, or elsewhere")
+    return found
 
 
 def part_of(name: str) -> str:
     """Return the part of a layer that a stored tensor is of; "" where layers are whole."""
-    words = name.split("/", 2)
-    return words[1] + "/" if words[1].startswith("part-") and len(words) == 3 else ""
+    words = [word for word in name.split("/") if word.startswith("part-")]
+    return words[0] + "/" if words else ""
 
 
-def _cut(parts: set[str]) -> str:
-    number = max(parts).strip("/").rpartition("-")[2]
-    return f"cut into {number}" if number else "whole"
-
-
-def _flat(tensor: torch.Tensor) -> Piece:
-    return whole_piece(tensor.detach().reshape(-1))
+def _cut(part: str) -> str:
+    return f"cut into {int(part.strip('/').rpartition('-')[2])}" if part else "whole"
 
 
 def _optimizer_pieces(held: Held, key: str, value: Any) -> Iterator[tuple[str, Span, Piece]]:
@@ -256,9 +259,9 @@ def _optimizer_pieces(held: Held, key: str, value: Any) -> Iterator[tuple[str, S
         yield from (("moments", span, piece) for span, piece in held.pieces(value))
         return
     if is_number:
-        kind, piece = "numbers", _flat(value)
+        kind, piece = "numbers", flat_piece(value)
     elif type(value) in PLAIN:
-        kind, piece = "plain", _flat(torch.tensor(value, dtype=PLAIN[type(value)]))
+        kind, piece = "plain", flat_piece(torch.tensor(value, dtype=PLAIN[type(value)]))
     elif isinstance(value, torch.Tensor) and len(held.spans) == 1 and held.spans[0].length == held.spans[0].whole:
         kind, piece = "others", whole_piece(value.detach().contiguous())
     else:
@@ -269,124 +272,22 @@ def _optimizer_pieces(held: Held, key: str, value: Any) -> Iterator[tuple[str, S
             yield kind, span, replace(piece, values=piece.values.clone())  # files hold no memory twice
 
 
-class _SavePlanner(DefaultSavePlanner):
-    def __init__(self, pieces: Mapping[str, Piece]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = pieces
-
-    def create_local_plan(self) -> SavePlan:
-        items = []
-        for name, piece in self.pieces.items():
-            properties = TensorProperties.create_from_tensor(piece.values)
-            data = TensorWriteData(piece.place, properties, torch.Size(piece.whole))
-            index = MetadataIndex(name, piece.place.offsets)
-            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self.pieces[index.fqn].values
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    def __init__(self, pieces: Mapping[str, Piece]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = pieces
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        items = []
-        for name, piece in self.pieces.items():
-            row = cast(TensorStorageMetadata, self.metadata.state_dict_metadata[name])
-            items += create_read_items_for_chunk_list(name, row, [piece.place])
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self.pieces[index.fqn].values
-
-
-class _Writer(HuggingFaceStorageWriter):
-    """Of one rank alone."""
-
-    def __init__(self, folder: Path, files: dict[str, int], rank: int):
-        super().__init__(str(folder), files, save_distributed=True)
-        self.shard = rank + 1
-        self.sync_files = False  # who has it written waits for the disk, once (`runtime.manifest`)
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        told = {"fqn_to_index_mapping": self.fqn_to_index_mapping, "shard_index": self.shard}
-        return [replace(plan, storage_data=told) for plan in plans]
-
-
-def _write(folder: Path, pieces: dict[str, Piece], rank: int) -> None:
-    files, filled = dict[str, int](), 0
-    limit = max(FILE_BYTES, sum(piece.values.nbytes for piece in pieces.values()) // 64)
-    for name, piece in pieces.items():
-        filled += piece.values.nbytes
-        files[name] = filled // limit
-    numbers = {old: new for new, old in enumerate(sorted(set(files.values())), start=1)}
-    files = {name: numbers[old] for name, old in files.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    if pieces:
-        with _alone(folder):
-            values = {name: piece.values for name, piece in pieces.items()}
-            write(values, storage_writer=_Writer(folder, files, rank), planner=_SavePlanner(pieces), no_dist=True)
-
-
-def _read(folder: Path, pieces: dict[str, Piece]) -> None:
-    with _alone(folder):
-        values: dict[str, Any] = {name: piece.values for name, piece in pieces.items()}
-        read(values, storage_reader=HuggingFaceStorageReader(str(folder)), planner=_LoadPlanner(pieces), no_dist=True)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Have torch read or write `folder` on this rank without a warning that it does, and raise what was raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as error:  # not an Exception
-        first = next(iter(error.failures.values()))[0]
-        if isinstance(first, OSError) and first.filename is None:
-            raise OSError(first.errno, first.strerror, str(folder)) from error
-        raise first from error
-
-
-def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Return what a checkpoint holds: whole sizes, flattened, and the pieces they are in. Raises BadCheckpoint where
-    a piece is missing or there are none."""
-    if not (folder / FOLDER).is_dir():
-        raise BadCheckpoint(f"{folder} has no {FOLDER}: another version wrote it: go on with that one, or elsewhere")
-    rows = HuggingFaceStorageReader(str(folder / FOLDER)).read_metadata().state_dict_metadata
-    found = {name: cast(TensorStorageMetadata, row) for name, row in rows.items()}
-    for name, row in found.items():
-        if sum(chunk.sizes.numel() for chunk in row.chunks) != row.size.numel():
-            raise BadCheckpoint(f"{folder} has not all of {name}: choose another checkpoint")
-    return found
-
-
 def stored_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """Return the trained weights and the buffers of a checkpoint, whole, on the CPU. `shapes` are those of the model's
-    weights, by name."""
-    stored = {
-        name: row
-        for name, row in stored_tensors(folder).items()
-        if name.startswith(("weights/", "buffers/", "shapes/"))
-    }
-    read = {name: torch.empty(row.size, dtype=row.properties.dtype) for name, row in stored.items()}
-    _read(folder / FOLDER, {name: whole_piece(value) for name, value in read.items()})
+    weights, by name: parts of layers are joined to these."""
+    layouts = read_layouts(folder)
+    reader = PieceReader(folder / FOLDER)
+    rows = {name: row for name, row in reader.stored.items() if name.startswith(("weights/", "buffers/"))}
+    values = {name: torch.empty(row.size, dtype=row.properties.dtype) for name, row in rows.items()}
+    reader.read_into({name: whole_piece(value) for name, value in values.items()})
     parts = dict[str, list[torch.Tensor]]()
-    for name in sorted(read):
-        kind, _, rest = name.partition("/")
-        if kind == "shapes":
-            continue
-        plain = rest.removeprefix(part_of(name))
-        shape = read.get(f"shapes/{rest}")
-        size = shapes.get(plain) if shape is None else shape.tolist()
-        is_fit = size is not None and prod(size) == read[name].numel()
-        parts.setdefault(plain, []).append(read[name].reshape(size) if is_fit and size is not None else read[name])
-    return {name: _joined(values, shapes.get(name)) for name, values in parts.items()}
+    for part, layout in layouts.items():
+        for name, shape in layout["shapes"].items():
+            found = [values[key] for kind in ("weights", "buffers") if (key := f"{kind}/{part}{name}") in values]
+            if prod(shape) and (not found or found[0].numel() != prod(shape)):
+                raise lacks_pieces(folder / FOLDER, name)
+            parts.setdefault(name, []).append(found[0].reshape(shape) if found else torch.zeros(shape))
+    return {name: _joined(found, shapes.get(name)) for name, found in parts.items()}
 
 
 def _joined(parts: list[torch.Tensor], shape: torch.Size | None) -> torch.Tensor:

@@ -22,7 +22,7 @@ from espalier.training.engine import TorchEngine, load_weights, trained_tensors
 from espalier.training.loop import Loop
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.sft import SupervisedFineTuning
-from espalier.training.pieces import stored_tensors
+from espalier.training.piece_files import PieceReader
 from espalier.training.reference_logprobs import FILE, weights_digest
 from tests.support.root_config import root_config
 
@@ -202,7 +202,7 @@ def test_a_checkpoint_holds_only_what_is_trained_and_resumes_bit_for_bit(tiny_po
     stopped = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "stopped")
     run_until_step_4(stopped)
     folder = checkpoint.checkpoints(tmp_path / "stopped")[-1]
-    names = {name.split("/", 1)[1] for name in stored_tensors(folder) if name.startswith("weights/")}
+    names = {name.split("/", 1)[1] for name in PieceReader(folder / "pieces").stored if name.startswith("weights/")}
     assert names == trained_tensors(stopped.engine.model).keys()
     assert all("lora_" in name for name in names)
     resumed = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "stopped")

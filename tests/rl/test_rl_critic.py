@@ -28,7 +28,7 @@ from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from espalier.training.engine import BadCheckpoint, TorchEngine
-from espalier.training.pieces import stored_tensors
+from espalier.training.piece_files import PieceReader
 from espalier.training.sums import Sums
 from tests.support.rl_cases import PARAMS, critic_of, make_trainer, read_metrics
 from tests.support.root_config import root_config
@@ -463,7 +463,7 @@ def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
     if name == "ppo":
         assert torch.equal(weights(critic_of(whole).engine.model), weights(critic_of(resumed).engine.model))
         assert json.loads((checkpoint / "kl.json").read_text())["coefficient"] != 0.05
-        assert "moments/exp_avg/score.weight" in stored_tensors(checkpoint / "critic")
+        assert "moments/exp_avg/score.weight" in PieceReader(checkpoint / "critic" / "pieces").stored
         assert last["estimate/explained_variance"] <= 1
         assert last["update/value_learning_rate"] < 1e-3
         whole.save_model()

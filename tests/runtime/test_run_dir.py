@@ -99,6 +99,11 @@ def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> N
         ({"learning_rate": 0.5}, "update.learning_rate: 1e-05 there, 0.5 now"),
         ({"seed": 3}, "seed: 0 there, 3 now"),
         ({"examples": {"path": "other.jsonl"}}, "examples.path: 'demos.jsonl' there, 'other.jsonl' now"),
+        ({"deepspeed": {"bf16": {"enabled": True}}}, "deepspeed.bf16: None there"),
+        (
+            {"deepspeed": {"zero_optimization": {"zero_quantized_weights": True}}},
+            "deepspeed.zero_quantized",
+        ),
         ({"model": {"path": "policy"}}, "model._target_: 'espalier.models.load.load_policy' there, None now"),
     ],
 )
@@ -115,7 +120,9 @@ def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
     folder = open_run_dir(str(tmp_path / "run"), config())
     longer = config(max_steps=20, num_epochs=3.0, save_every=5, evaluation_every=7, log_every=1, checkpoints_keep=4)
     assert check_run_dir(str(folder), longer) == folder
-    assert check_run_dir(str(folder), config(deepspeed={"zero_optimization": {"stage": 2}})) == folder
+    settings = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}, "steps_per_print": 9}
+    assert check_run_dir(str(folder), config(deepspeed=settings)) == folder
+    assert check_run_dir(str(folder), config(deepspeed={})) == folder
 
 
 def test_a_run_directory_of_before_is_refused_by_a_line_that_names_the_new_key(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.deepspeed_engine import BadSettings, tensor_parallel_size
+from espalier.training.deepspeed_pieces import check_pieces
 from espalier.training.loop_from_config import data_ranks, make_engine
 from tests.support.root_config import root_config
 
@@ -44,3 +45,21 @@ def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch: pytest.Monkey
         make_engine(config(deepspeed=zero(1, 2), lora={"bits": 0}), model)
     with pytest.raises(BadSettings, match=r"lora\.bits cannot be had with ZeRO stage 3"):
         make_engine(config(deepspeed=zero(3), lora={"bits": 4}), model)
+
+
+def test_what_no_checkpoint_could_hold_is_refused_before_the_first_step() -> None:
+    """DeepSpeed says by the kind of its optimizer where it keeps weights."""
+    plain = torch.optim.AdamW([torch.zeros(1)])
+    names = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer")
+    kinds = {name: type(name, (), {})() for name in names}
+    check_pieces(plain, 0, {})
+    check_pieces(kinds["DeepSpeedZeroOptimizer"], 2, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    check_pieces(kinds["DeepSpeedZeroOptimizer_Stage3"], 3, {})
+    for name, stage in (("FP16_UnfusedOptimizer", 0), ("BF16_Optimizer", 1), ("DeepSpeedZeroOptimizer", 3)):
+        with pytest.raises(BadSettings, match=f"DeepSpeed steps with {name}, of which no checkpoint could be written"):
+            check_pieces(kinds[name], stage, {})
+    for offload in ({"device": "nvme"}, {"device": "cpu", "ratio": 0.5}):
+        with pytest.raises(BadSettings, match="offload_optimizer has weights or moments on a disk, or in two places"):
+            check_pieces(
+                kinds["DeepSpeedZeroOptimizer_Stage3"], 3, {"zero_optimization": {"offload_optimizer": offload}}
+            )

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.optim import Optimizer
 
-from espalier.training import pieces
+from espalier.training import piece_files
 from espalier.training.engine import TorchEngine
+from espalier.training.piece_files import BadCheckpoint, PieceReader
 from espalier.training.pieces import (
-    BadCheckpoint,
     Held,
     Span,
     State,
     held_whole,
     persistent_buffers,
-    stored_tensors,
     stored_weights,
-    trained_sizes,
+    trained_shapes,
 )
 
 CPU = torch.device("cpu")
@@ -106,10 +106,10 @@ def cut(bounds: list[int], values: torch.Tensor | None) -> list[State]:
         if values is not None:
             flat[: high - low] = values[low:high]
             optimizer.state[flat] = {"step": torch.tensor(7.0), "exp_avg": flat * 100, "exp_avg_sq": flat * 100}
-        found.append(
-            State([Held(flat, spans)], optimizer, {"a": 10, "b": 6}, {"c": torch.full((2,), float(values is not None))})
-        )
-    return found  # fmt: skip
+        buffers = {"c": torch.zeros(2) if values is None else torch.ones(2)}
+        shapes = {"a": [2, 5], "b": [6], "none": [0]}
+        found.append(State([Held(flat, spans)], optimizer, shapes, buffers, is_flat=True))
+    return found
 
 
 @pytest.mark.parametrize("bounds", [[0, 16], [0, 4, 12, 16], [0, 10, 16], [0, 1, 2, 3, 9, 11, 16]])
@@ -117,7 +117,7 @@ def test_what_two_ranks_wrote_is_read_by_any_number(bounds: list[int], tmp_path:
     values = torch.arange(16.0)
     for rank, state in enumerate(cut([0, 7, 16], values)):
         state.save(tmp_path, rank, has_buffers=rank == 0)
-    assert sorted(stored_tensors(tmp_path)) == [
+    assert sorted(PieceReader(tmp_path / "pieces").stored) == [
         "buffers/c", "moments/exp_avg/a", "moments/exp_avg/b", "moments/exp_avg_sq/a", "moments/exp_avg_sq/b",
         "numbers/step/a", "numbers/step/b", "weights/a", "weights/b",
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_parameter_that_had_no_gradient_yet_takes_no_moments_from_its_neighbou
         "exp_avg_sq": other.detach() * 4,
     }
     held = [Held(one, [Span("a", 0, 0, 10, 10)]), Held(other, [Span("b", 0, 0, 6, 6)])]
-    State(held, optimizer, {"a": 10, "b": 6}, {"c": torch.ones(2)}).save(tmp_path, 0)
+    State(held, optimizer, {"a": [2, 5], "b": [6], "none": [0]}, {"c": torch.ones(2)}).save(tmp_path, 0)
     (state,) = cut([0, 16], None)
     state.load(tmp_path)
     kept = state.optimizer.state[state.held[0].tensor]
@@ -154,10 +154,10 @@ def test_a_parameter_that_had_no_gradient_yet_takes_no_moments_from_its_neighbou
 
 
 def test_files_are_small_enough_to_be_put_together_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "FILE_BYTES", 40)
+    monkeypatch.setattr(piece_files, "FILE_BYTES", 40)
     (state,) = cut([0, 16], torch.arange(16.0))
     state.save(tmp_path, 0)
-    names = sorted(path.name for path in (tmp_path / "pieces").iterdir())
+    names = sorted(path.name for path in (tmp_path / "pieces").glob("shard-*"))
     assert len(names) > 3
     assert names[0] == f"shard-00001-model-00001-of-{len(names):05d}.safetensors"
     (again,) = cut([0, 16], None)
@@ -175,13 +175,59 @@ def test_a_checkpoint_without_the_pieces_of_a_rank_is_refused(tmp_path: Path) ->
     assert not state.held[0].tensor.any()
 
 
+@pytest.mark.parametrize("lost", ["moments/exp_avg/b", "weights/b"])
+def test_the_last_piece_of_a_tensor_is_missed_too(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_files, "FILE_BYTES", 1)
+    monkeypatch.setattr(piece_files, "MOST_FILES", 100)
+    for rank, state in enumerate(cut([0, 12, 16], torch.arange(16.0))):
+        state.save(tmp_path, rank, has_buffers=rank == 0)
+    for path in (tmp_path / "pieces").glob("shard-00002-*"):
+        if lost in load_file(path):
+            path.unlink()
+    (state,) = cut([0, 16], None)
+    with pytest.raises(BadCheckpoint, match=f"has not all of {lost}: choose another checkpoint"):
+        state.load(tmp_path)
+
+
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state,) = cut([0, 16], torch.arange(16.0))
+    state.save(tmp_path, 0)
+    calls, torchs = [], piece_files.HuggingFaceStorageReader
+    read = torchs.read_metadata
+    monkeypatch.setattr(torchs, "read_metadata", lambda own: (calls.append(1), read(own))[1])
+    state.load(tmp_path)
+    assert calls == [1]
+
+
+def test_a_buffer_of_two_names_is_written_under_both(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    shared = torch.arange(3.0)
+    for layer in model:
+        layer.register_buffer("table", shared)
+    engine = TorchEngine(model, torch.optim.AdamW(model.parameters()), CPU, 0)
+    engine.save_state(tmp_path)
+    shared.zero_()
+    engine.load_state(tmp_path)
+    assert shared.tolist() == [0, 1, 2]
+
+
+def test_what_is_kept_by_the_shape_of_a_matrix_does_not_go_on_in_flat_tensors(tmp_path: Path) -> None:
+    matrix = torch.nn.ParameterDict({"w": torch.ones(2, 3)})
+    TorchEngine(matrix, torch.optim.Adafactor(matrix.parameters()), CPU, 0).save_state(tmp_path)
+    flat = torch.zeros(6)
+    state = State([Held(flat, [Span("w", 0, 0, 6, 6)])], torch.optim.Adafactor([flat]), {"w": [2, 3]}, {}, is_flat=True)
+    with pytest.raises(BadCheckpoint, match=r"Adafactor keeps other numbers of matrices .*: set deepspeed as it was"):
+        state.load(tmp_path)
+
+
 def test_the_pieces_of_another_network_are_refused_and_change_nothing(tmp_path: Path) -> None:
-    def engine(width: int, bias: bool = True) -> TorchEngine:
-        model = torch.nn.Linear(3, width, bias=bias)
+    def engine(width: int, bias: bool = True, depth: int = 3) -> TorchEngine:
+        model = torch.nn.Linear(depth, width, bias=bias)
         return TorchEngine(model, torch.optim.AdamW(model.parameters()), CPU, 0)
 
     engine(4).save_state(tmp_path)
-    for other, name in ((engine(5), "weight"), (engine(4, bias=False), "bias")):
+    others = (engine(5), "weight"), (engine(4, bias=False), "bias"), (engine(3, depth=4), "weight")  # as many numbers
+    for other, name in others:
         before = other.model.weight.clone()
         with pytest.raises(BadCheckpoint, match=f"is of another model: {name} does not fit: choose another output_dir"):
             other.load_state(tmp_path)
@@ -192,11 +238,9 @@ def test_the_pieces_of_another_network_are_refused_and_change_nothing(tmp_path: 
 
 def part(model: torch.nn.Module, number: int, of: int) -> State:
     """The state of a network that is one part of a larger one."""
-    held = held_whole(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    shapes = {name: value.shape for name, value in model.named_parameters()}
     name = f"part-{number:03d}-of-{of:03d}/"
-    return State(held, optimizer, trained_sizes(model), persistent_buffers(model), name, shapes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return State(held_whole(model), optimizer, trained_shapes(model), persistent_buffers(model), name)
 
 
 def test_parts_of_layers_become_whole_and_go_on_as_parts_alone(tmp_path: Path) -> None:
@@ -215,8 +259,12 @@ def test_parts_of_layers_become_whole_and_go_on_as_parts_alone(tmp_path: Path) -
     again = torch.nn.ParameterDict({name: torch.zeros_like(value) for name, value in model.items()})
     part(again, 1, 2).load(tmp_path)
     assert torch.equal(again["row"], whole["row"][:, 3:])
-    with pytest.raises(BadCheckpoint, match=r"has layers cut into 002, this run cut into 004: set deepspeed\."):
+    with pytest.raises(BadCheckpoint, match=r"has layers cut into 2, this run cut into 4: set deepspeed\."):
         part(again, 1, 4).load(tmp_path)
+    other = torch.nn.ParameterDict({name: torch.zeros_like(value) for name, value in model.items()})
+    other["row"] = torch.zeros(2, 6)  # cut along the other side: as many numbers
+    with pytest.raises(BadCheckpoint, match="is of another model: row does not fit"):
+        part(other, 1, 2).load(tmp_path)
     engine = TorchEngine(again, torch.optim.AdamW(again.parameters()), CPU, 0)
-    with pytest.raises(BadCheckpoint, match="has layers cut into 002, this run whole"):
+    with pytest.raises(BadCheckpoint, match="has layers cut into 2, this run whole"):
         engine.load_state(tmp_path)
