@@ -169,7 +169,8 @@ class State:
         pieces: dict[str, Piece],
     ) -> dict[str, tuple[str, torch.Tensor]]:  # fmt: skip
         """Return where what the optimizer keeps of `held` is read to, by key, with its kind, and add it to `pieces`. Of
-        a parameter that the optimizer knew nothing of yet moments are 0."""
+        a parameter that the optimizer knew nothing of yet moments are 0; of parameters that become one flat tensor the
+        first one's numbers (`step`) count."""
         self.optimizer.state.pop(held.tensor, None)  # before there are two of them
         found = dict[str, tuple[str, torch.Tensor]]()
         for span in held.spans:
