@@ -86,14 +86,13 @@ class Places:
         return planned_policy(self.plan, cell.policy, self.folder)
 
     def process_rewards_of(self, cell: Cell) -> Path:
-        """Return the run directory with the cell's process reward model; it is made once."""
-        if cell.name in self.process_rewards:
-            return self.process_rewards[cell.name]
-        run = self.folder / cell.name / "process_rewards"
+        """Return the run directory with the cell's process reward model; it is made once. Raises SystemExit where it
+        does not say that it was made with the plan's settings, which records name."""
+        run = self.process_rewards.get(cell.name, self.folder / cell.name / "process_rewards")
         made_by, wanted = run / "made_by.json", list(cell.process_rewards)
         if run.is_dir() and (json.loads(made_by.read_text()) if made_by.is_file() else None) != wanted:
-            raise SystemExit(f"{run}: made with other settings than the plan's {wanted}: move it away, and the runs of "
-                             f"{cell.name} that read it")  # fmt: skip
+            raise SystemExit(f"{made_by}: made with other settings than the plan's {json.dumps(wanted)}, or it is not "
+                             f"there: move the folder away, and the runs of {cell.name} that read it")  # fmt: skip
         if not (run / "prm" / "model").is_dir():
             run.mkdir(parents=True, exist_ok=True)
             write_json(made_by, wanted)

@@ -480,6 +480,10 @@ def test_records_and_folders_of_reward_models_say_how_these_were_made(tmp_path: 
     assert places.process_rewards_of(few) == run
     with pytest.raises(SystemExit, match="num_problems=20"):
         places.process_rewards_of(many)
+    given = dataclasses.replace(places, process_rewards={"easy": run})  # `--process-rewards`
+    assert given.process_rewards_of(few) == run
+    with pytest.raises(SystemExit, match="num_problems=20"):
+        given.process_rewards_of(many)
 
 
 def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_to_the_model(tmp_path: Path) -> None:
