@@ -1,7 +1,7 @@
 """What a run leaves behind: a run directory with its resolved config, and provenance beside every file.
 
-A run directory whose stored config differs is refused, unless only the length of the run differs:
-nothing is overwritten.
+A run directory whose stored config differs is refused, unless only the length of the run differs, or on what and how
+many ranks it is computed: nothing is overwritten.
 """
 
 import dataclasses
@@ -26,7 +26,11 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "eval
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher"}
-_ENGINE_KEYS = ("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "steps_per_print")
+# Of DeepSpeed: where things lie (but for what `_ROUNDING` begins with), what the engine sets itself, and logs.
+_ENGINE_KEYS = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "steps_per_print", "train_batch_size",
+                "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "torch_autocast",
+                "wall_clock_breakdown", "dump_state", "memory_breakdown"}  # fmt: skip
+_ROUNDING = ("zero_quantized", "zeropp_loco")
 _BEFORE = {
     "evaluation.metric": "accuracy",
     "held_out_benchmarks": [],
@@ -154,14 +158,18 @@ def open_run_dir(path: str, config: Any) -> Path:
 
 
 def _other_than_where(deepspeed: Any) -> Any:
-    """Return what DeepSpeed's settings say beside where weights and moments lie, and where they are stepped; a run may
-    go on with others of these, and without DeepSpeed."""
+    """Return what DeepSpeed's settings say beside where weights and moments lie, and where they are stepped: a run may
+    go on with others of these, and without DeepSpeed. What is switched off is not there."""
     if not isinstance(deepspeed, dict):
         return deepspeed or {}
     zero = deepspeed.get("zero_optimization") or {}
-    rounded = {name: value for name, value in zero.items() if name.startswith("zero_quantized")}
-    rest = {name: value for name, value in deepspeed.items() if name not in _ENGINE_KEYS}
-    return {name: value for name, value in rest.items() if value != {"enabled": False}} | rounded
+    rounding = {name: value for name, value in zero.items() if name.startswith(_ROUNDING) and value}
+    rest = {name: value for name, value in deepspeed.items() if name not in {"zero_optimization", *_ENGINE_KEYS}}
+    if int((rest.get("tensor_parallel") or {}).get("autotp_size") or 1) == 1:
+        rest.pop("tensor_parallel", None)
+    is_on = {name: not isinstance(value, dict) or bool(value.get("enabled", True)) for name, value in rest.items()}
+    found = {name: value for name, value in rest.items() if is_on[name]}
+    return {**found, "zero_optimization": rounding} if rounding else found
 
 
 def changed_keys(stored: Any, mine: Any, prefix: str = "", knows_defaults: bool = False) -> list[tuple[str, Any, Any]]:

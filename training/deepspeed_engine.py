@@ -25,7 +25,7 @@ from espalier.models.precision import autocast, is_bf16
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, world_size
 from espalier.training.deepspeed_library import library
 from espalier.training.deepspeed_pieces import BadSettings as BadSettings
-from espalier.training.deepspeed_pieces import check_pieces, held_pieces, spread
+from espalier.training.deepspeed_pieces import check_optimizer, check_settings, held_pieces, spread
 from espalier.training.engine import named_weights
 from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 from espalier.training.shards import GatheredWeights, Shards
@@ -68,6 +68,7 @@ class DeepSpeedEngine:
         max_grad_norm: float,
         precision: str,
     ):
+        check_settings(settings)
         deepspeed = library()
         self.device = device()
         run_settings = {
@@ -88,7 +89,7 @@ class DeepSpeedEngine:
         if self.is_tensor_parallel:
             check_head_is_whole(self.model.module)
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
-        check_pieces(self.model.optimizer, self.zero_stage, settings)
+        check_optimizer(self.model.optimizer, self.zero_stage)
         _measure_packing(self.model)
         self.start_step(num_micro_batches)
 
@@ -213,6 +214,7 @@ def loading(settings: Mapping[str, Any] | None, precision: str = "") -> Abstract
     """Have networks that are loaded within cut over the ranks, weight by weight, where `settings` cut weights; on every
     rank. `precision` of a network that is only read: in bf16 its linear layers are held so, cut or whole."""
     is_half = bool(precision) and is_bf16(precision, device().type)
+    check_settings(settings or {})
     if not cuts_weights(settings):
         return loaded_in_parts(None, is_half=True) if is_half else contextlib.nullcontext()
     deepspeed, first = library(), list[Any]()

@@ -1,4 +1,5 @@
-"""Where DeepSpeed keeps the pieces of parameters that a rank holds (`training.pieces`), by ZeRO stage.
+"""Where DeepSpeed keeps the pieces of parameters that a rank holds (`training.pieces`), by ZeRO stage; how the network
+comes to what was read into them; and which of its settings are refused, because they keep something elsewhere.
 
 The optimizer steps flat tensors in float32, each of pieces of several parameters: with stages 1 and 2 a rank's stretch
 of all of them (a parameter may begin on one rank and end on the next), with stage 3 a stretch of each of them. Zeros
@@ -21,19 +22,37 @@ class BadSettings(ValueError):
     exit_code = 2
 
 
-def check_pieces(optimizer: Any, stage: int, settings: Mapping[str, Any]) -> None:
-    """Raise BadSettings where DeepSpeed keeps weights or moments where they are not looked for."""
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise BadSettings where DeepSpeed's JSON asks for what no checkpoint could be written of, before DeepSpeed reads
+    it."""
     zero = settings.get("zero_optimization") or {}
-    for name in ("offload_optimizer", "offload_param"):
-        offload = zero.get(name) or {}
-        if offload.get("device") == "nvme" or float(offload.get("ratio", 1)) < 1:
-            raise BadSettings(f"deepspeed.zero_optimization.{name} has weights or moments on a disk, or in two places, "
-                              "of which no checkpoint could be written: set its device to cpu, no ratio")  # fmt: skip
+    offloads = {name: zero.get(name) or {} for name in ("offload_optimizer", "offload_param")}
+    reasons = {
+        "expert_parallel": ((settings.get("expert_parallel") or {}).get("enabled"), "ranks have other experts then"),
+        "fp16": ((settings.get("fp16") or {}).get("enabled"), "it has a scale of its own; precision=bf16 needs none"),
+        "scheduler": (settings.get("scheduler"), "the learning rate is the run's own (update.learning_rate)"),
+        "zero_optimization.zenflow": (zero.get("zenflow"), "it steps in a way of its own"),
+    }
+    for name, offload in offloads.items():
+        place = f"zero_optimization.{name}"
+        reasons |= {
+            f"{place}.device=nvme": (offload.get("device") == "nvme", "weights or moments lie on a disk: set cpu"),
+            f"{place}.ratio": (float(offload.get("ratio") or 1) < 1, "moments lie in two places"),
+            f"{place}.super_offload": (offload.get("super_offload"), "it steps in a way of its own"),
+        }
+    for name, (is_asked, reason) in reasons.items():
+        if is_asked:
+            raise BadSettings(f"deepspeed.{name} cannot be had, because no checkpoint could be written: {reason}: "
+                              "remove it")  # fmt: skip
+
+
+def check_optimizer(optimizer: Any, stage: int) -> None:
+    """Raise BadSettings where DeepSpeed has made an optimizer that keeps weights or moments where nobody looks."""
     kinds = {0: "Optimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
     kind = kinds.get(stage, "DeepSpeedZeroOptimizer")
     if kind not in {one.__name__ for one in (type(optimizer).__mro__ if stage == 0 else (type(optimizer),))}:
         raise BadSettings(f"DeepSpeed steps with {type(optimizer).__name__}, of which no checkpoint could be written: "
-                          "set precision, and neither deepspeed.bf16, fp16 nor data_types")  # fmt: skip
+                          "remove deepspeed.bf16 and data_types, and set precision")  # fmt: skip
 
 
 def held_pieces(zero: Any, stage: int, names: Mapping[int, str]) -> list[Held]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -107,8 +108,8 @@ class _Writer(HuggingFaceStorageWriter):
         self.sync_files = False  # who has it written waits for the disk, once (`runtime.manifest`)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        told = {"fqn_to_index_mapping": self.fqn_to_index_mapping, "shard_index": self.shard}
-        return [replace(plan, storage_data=told) for plan in plans]
+        names = {"fqn_to_index_mapping": self.fqn_to_index_mapping, "shard_index": self.shard}
+        return [replace(plan, storage_data=names) for plan in plans]
 
 
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], rank: int) -> None:
@@ -162,7 +163,7 @@ class PieceReader(HuggingFaceStorageReader):
 
 def lacks_pieces(folder: Path, name: str) -> BadCheckpoint:
     """Return the error of a tensor that is not whole."""
-    return BadCheckpoint(f"{folder.parent} has not all of {name}: choose another checkpoint")
+    return BadCheckpoint(f"{folder.parent} has not all of {name}: choose another one (checkpoints.resume=step-N)")
 
 
 @contextmanager
@@ -177,3 +178,7 @@ def _alone(folder: Path) -> Iterator[None]:
         if isinstance(first, OSError) and first.filename is None:
             raise OSError(first.errno, first.strerror, str(folder)) from error
         raise first from error
+    except SafetensorError as error:
+        raise BadCheckpoint(
+            f"{folder}: a file of it cannot be read ({error}): choose checkpoints.resume=step-N"
+        ) from None

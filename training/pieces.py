@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 FOLDER = "pieces"
 OPTIMIZER = ("moments/", "numbers/", "plain/", "others/")
 PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64}
+NUMBERS = ("step", "mu_product", "eta", "mu")  # of torch's optimizers, also of a parameter that is one number
 # What these keep, and how they step, is by the shape of a matrix, which a flat tensor has not.
 BY_SHAPE = ("Adafactor", "Muon")
 
@@ -234,12 +235,19 @@ def _layout_file(place: Path, part: str) -> Path:
 def read_layouts(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the layout of each part of a checkpoint's network ("": of one whose layers are whole). Raises
     BadCheckpoint where there is none."""
-    found = {
-        f"{path.stem.removeprefix('layout-')}/" if "-" in path.stem else "": json.loads(path.read_text())
-        for path in sorted((folder / FOLDER).glob("layout*.json"))
-    }
+    found = {}
+    for path in sorted((folder / FOLDER).glob("layout*.json")):
+        part = f"{path.stem.removeprefix('layout-')}/" if "-" in path.stem else ""
+        try:
+            layout = json.loads(path.read_text())
+            found[part] = {"is_flat": bool(layout["is_flat"]), "shapes": dict(layout["shapes"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadCheckpoint(
+                f"{path}: not a layout of pieces ({error!r}): choose checkpoints.resume=step-N"
+            ) from None
     if not found:
-        raise BadCheckpoint(f"{folder} has no {FOLDER}: another version wrote it: go on with that one, or elsewhere")
+        raise BadCheckpoint(f"{folder} has no {FOLDER}: another version wrote it: go on with that version, or choose "
+                            "another output_dir")  # fmt: skip
     return found
 
 
@@ -255,7 +263,7 @@ def _cut(part: str) -> str:
 
 def _optimizer_pieces(held: Held, key: str, value: Any) -> Iterator[tuple[str, Span, Piece]]:
     """Give (kind, span, piece) of what the optimizer keeps of `held` as `key`."""
-    is_number = isinstance(value, torch.Tensor) and value.dim() == 0 and (held.tensor.dim() > 0 or key == "step")
+    is_number = isinstance(value, torch.Tensor) and value.dim() == 0 and (held.tensor.dim() > 0 or key in NUMBERS)
     if isinstance(value, torch.Tensor) and value.shape == held.tensor.shape and not is_number:
         yield from (("moments", span, piece) for span, piece in held.pieces(value))
         return

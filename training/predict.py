@@ -31,6 +31,7 @@ from espalier.models.load import BadModel
 from espalier.models.lora import merge_adapter
 from espalier.runtime.distributed import barrier, device, from_main_rank, rank, world_size
 from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.manifest import find_damage
 from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
@@ -107,6 +108,8 @@ def load_checkpoint(config: TrainConfig, path: str) -> Any:
     """Return the model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel."""
     folder = Path(path)
     if (folder / "state.json").is_file():
+        if damage := find_damage(folder):
+            raise BadModel(f"{folder} is damaged: {damage}: choose another checkpoint")
         model = make_model(config)
         shapes = {name: value.shape for name, value in model.state_dict().items()}
         load_weights(model, stored_weights(folder, shapes), path)

@@ -82,15 +82,19 @@ def test_two_ranks_of_ppo_equal_one_also_when_resumed(
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "engine"),
-    [(2, 1, f"zero3 {CUT}"), *(pytest.param(*case, marks=pytest.mark.slow) for case in
-                               ((1, 2, "none"), (3, 2, "zero2 ema.decay=0.5 lora=lora"), (1, 3, f"zero3 {CUT}")))],
+    ("before", "after"),
+    [((2, f"zero3 {CUT} ema.decay=0.5"), (1, "none ema.decay=0.5")),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in
+       (((1, "none"), (2, "none")), ((3, "zero2 ema.decay=0.5 lora=lora"), (2, "zero2 ema.decay=0.5 lora=lora")),
+        ((1, f"zero3 {CUT}"), (3, f"zero3 {CUT}")), ((2, f"zero3 {CUT}"), (1, f"zero3 {CUT}")),
+        ((1, "none"), (2, f"zero3 {CUT}")), ((2, "zero2"), (1, "zero1_offload"))))],
 )  # fmt: skip
-def test_a_checkpoint_goes_on_on_another_number_of_ranks(
-    first: int, then: int, engine: str, tiny_policy: Path, tmp_path: Path
+def test_a_checkpoint_goes_on_on_another_number_of_ranks_and_with_another_engine(
+    before: tuple[int, str], after: tuple[int, str], tiny_policy: Path, tmp_path: Path
 ) -> None:
-    folder, settings = tmp_path / "run", f"deepspeed={engine}".split()
-    run(tiny_policy, folder, first, *settings)
+    folder = tmp_path / "run"
+    (first, *own), (then, *settings) = ([number, *f"deepspeed={engine}".split()] for number, engine in (before, after))
+    run(tiny_policy, folder, first, *own)
     rows = read_metrics(folder)
     (tmp_path / "straight").mkdir()
     for name in ("model", "critic"):

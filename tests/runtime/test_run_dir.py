@@ -102,7 +102,7 @@ def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> N
         ({"deepspeed": {"bf16": {"enabled": True}}}, "deepspeed.bf16: None there"),
         (
             {"deepspeed": {"zero_optimization": {"zero_quantized_weights": True}}},
-            "deepspeed.zero_quantized",
+            "deepspeed.zero_optimization: None there",
         ),
         ({"model": {"path": "policy"}}, "model._target_: 'espalier.models.load.load_policy' there, None now"),
     ],
@@ -120,7 +120,11 @@ def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
     folder = open_run_dir(str(tmp_path / "run"), config())
     longer = config(max_steps=20, num_epochs=3.0, save_every=5, evaluation_every=7, log_every=1, checkpoints_keep=4)
     assert check_run_dir(str(folder), longer) == folder
-    settings = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}, "steps_per_print": 9}
+    settings = {
+        "zero_optimization": {"stage": 2, "zero_quantized_weights": False}, "bf16": {"enabled": False},
+        "fp16": {"enabled": False, "loss_scale": 0}, "tensor_parallel": {"autotp_size": 1}, "gradient_clipping": 1.0,
+        "wall_clock_breakdown": True, "steps_per_print": 9,
+    }  # fmt: skip
     assert check_run_dir(str(folder), config(deepspeed=settings)) == folder
     assert check_run_dir(str(folder), config(deepspeed={})) == folder
 

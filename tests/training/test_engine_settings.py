@@ -1,13 +1,15 @@
 """Settings of DeepSpeed: which ranks share examples, what is refused in one line, parts that become wholes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.deepspeed_engine import BadSettings, tensor_parallel_size
-from espalier.training.deepspeed_pieces import check_pieces
+from espalier.training.deepspeed_engine import BadSettings, loading, tensor_parallel_size
+from espalier.training.deepspeed_pieces import check_optimizer, check_settings
 from espalier.training.loop_from_config import data_ranks, make_engine
 from tests.support.root_config import root_config
 
@@ -47,19 +49,38 @@ def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch: pytest.Monkey
         make_engine(config(deepspeed=zero(3), lora={"bits": 4}), model)
 
 
-def test_what_no_checkpoint_could_hold_is_refused_before_the_first_step() -> None:
-    """DeepSpeed says by the kind of its optimizer where it keeps weights."""
-    plain = torch.optim.AdamW([torch.zeros(1)])
+def test_an_optimizer_that_no_checkpoint_could_hold_is_refused() -> None:
+    """DeepSpeed says by its kind where it keeps weights."""
     names = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer")
     kinds = {name: type(name, (), {})() for name in names}
-    check_pieces(plain, 0, {})
-    check_pieces(kinds["DeepSpeedZeroOptimizer"], 2, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
-    check_pieces(kinds["DeepSpeedZeroOptimizer_Stage3"], 3, {})
+    check_optimizer(torch.optim.AdamW([torch.zeros(1)]), 0)
+    check_optimizer(kinds["DeepSpeedZeroOptimizer"], 2)
+    check_optimizer(kinds["DeepSpeedZeroOptimizer_Stage3"], 3)
     for name, stage in (("FP16_UnfusedOptimizer", 0), ("BF16_Optimizer", 1), ("DeepSpeedZeroOptimizer", 3)):
         with pytest.raises(BadSettings, match=f"DeepSpeed steps with {name}, of which no checkpoint could be written"):
-            check_pieces(kinds[name], stage, {})
-    for offload in ({"device": "nvme"}, {"device": "cpu", "ratio": 0.5}):
-        with pytest.raises(BadSettings, match="offload_optimizer has weights or moments on a disk, or in two places"):
-            check_pieces(
-                kinds["DeepSpeedZeroOptimizer_Stage3"], 3, {"zero_optimization": {"offload_optimizer": offload}}
-            )
+            check_optimizer(kinds[name], stage)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device=nvme"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": "0.5"}}}, "offload_optimizer.ratio"),
+        ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zenflow"),
+        ({"expert_parallel": {"enabled": True}}, "expert_parallel"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"scheduler": {"type": "OneCycle"}}, "scheduler"),
+    ],
+)
+def test_settings_that_no_checkpoint_could_hold_are_refused_before_deepspeed_reads_them(
+    settings: dict[str, Any], name: str
+) -> None:
+    for start in (lambda: loading(settings), lambda: make_engine(config(deepspeed=settings), torch.nn.Linear(2, 2))):
+        with pytest.raises(BadSettings, match=rf"deepspeed\.\S*{name} cannot be had, because no checkpoint could be"):
+            start()
+
+
+def test_the_engines_of_conf_are_none_of_these() -> None:
+    for path in Path("conf/deepspeed").glob("*.yaml"):
+        words = [f"deepspeed={path.stem}", "model.path=M", "examples.path=F", "output_dir=O"]
+        check_settings(compose_config(TrainConfig, "train", words).deepspeed or {})

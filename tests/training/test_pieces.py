@@ -185,7 +185,7 @@ def test_the_last_piece_of_a_tensor_is_missed_too(lost: str, tmp_path: Path, mon
         if lost in load_file(path):
             path.unlink()
     (state,) = cut([0, 16], None)
-    with pytest.raises(BadCheckpoint, match=f"has not all of {lost}: choose another checkpoint"):
+    with pytest.raises(BadCheckpoint, match=f"has not all of {lost}: choose another one"):
         state.load(tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_the_pieces_of_another_network_are_refused_and_change_nothing(tmp_path: 
         with pytest.raises(BadCheckpoint, match=f"is of another model: {name} does not fit: choose another output_dir"):
             other.load_state(tmp_path)
         assert torch.equal(other.model.weight, before)
-    with pytest.raises(BadCheckpoint, match="has no pieces: another version wrote it: go on with that one"):
+    with pytest.raises(BadCheckpoint, match="has no pieces: another version wrote it: go on with that version"):
         engine(4).load_state(tmp_path / "pieces")
 
 
@@ -268,3 +268,19 @@ def test_parts_of_layers_become_whole_and_go_on_as_parts_alone(tmp_path: Path) -
     engine = TorchEngine(again, torch.optim.AdamW(again.parameters()), CPU, 0)
     with pytest.raises(BadCheckpoint, match="has layers cut into 2, this run whole"):
         engine.load_state(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"is_flat": fal', "[]", '{"is_flat": false}'])
+def test_a_layout_that_is_torn_is_named(content: str, tmp_path: Path) -> None:
+    (state,) = cut([0, 16], torch.arange(16.0))
+    state.save(tmp_path, 0)
+    (tmp_path / "pieces" / "layout.json").write_text(content)
+    with pytest.raises(
+        BadCheckpoint, match=r"layout\.json: not a layout of pieces .*: choose checkpoints\.resume=step-N"
+    ):
+        state.load(tmp_path)
+    state.save(tmp_path, 0)
+    (shard,) = (tmp_path / "pieces").glob("shard-*")
+    shard.write_bytes(shard.read_bytes()[:9])
+    with pytest.raises(BadCheckpoint, match=r"a file of it cannot be read .*: choose checkpoints\.resume=step-N"):
+        state.load(tmp_path)
