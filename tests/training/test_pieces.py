@@ -275,9 +275,7 @@ def test_a_layout_that_is_torn_is_named(content: str, tmp_path: Path) -> None:
     (state,) = cut([0, 16], torch.arange(16.0))
     state.save(tmp_path, 0)
     (tmp_path / "pieces" / "layout.json").write_text(content)
-    with pytest.raises(
-        BadCheckpoint, match=r"layout\.json: not a layout of pieces .*: choose checkpoints\.resume="
-    ):
+    with pytest.raises(BadCheckpoint, match=r"layout\.json: not a layout of pieces .*: choose checkpoints\.resume="):
         state.load(tmp_path)
     state.save(tmp_path, 0)
     (shard,) = (tmp_path / "pieces").glob("shard-*")
