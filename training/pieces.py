@@ -14,7 +14,6 @@ tensor parallelism, which cuts layers, `<parameter>` is `part-000-of-002/<parame
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -34,8 +33,6 @@ from espalier.training.piece_files import (
     whole_piece,
     write_pieces,
 )
-
-log = logging.getLogger(__name__)
 
 FOLDER = "pieces"
 OPTIMIZER = ("moments/", "numbers/", "plain/", "others/")
@@ -177,17 +174,17 @@ class State:
         for span in held.spans:
             name = f"{self.part}{span.name}"
             for kind, key in kept.get(name, ()):
-                row = stored[f"{kind}/{key}/{name}"]
-                if kind == "moments":
-                    kept_as = kind, torch.zeros(0)
-                    if key not in found:
-                        place = held.tensor.device
-                        kept_as = kind, torch.zeros(held.tensor.shape, dtype=row.properties.dtype, device=place)
-                    flat = found.setdefault(key, kept_as)[1].view(-1).narrow(0, span.offset, span.length)
+                row, is_moment = stored[f"{kind}/{key}/{name}"], kind == "moments"
+                is_new = key not in found
+                if is_new:
+                    size, place = (held.tensor.shape, held.tensor.device) if is_moment else (row.size, "cpu")
+                    found[key] = kind, torch.zeros(size, dtype=row.properties.dtype, device=place)
+                value = found[key][1]
+                if is_moment:
+                    flat = value.view(-1).narrow(0, span.offset, span.length)
                     pieces[f"{kind}/{key}/{name}"] = Piece(flat, (span.start,), (span.whole,))
-                elif key not in found:
-                    found[key] = kind, torch.zeros(row.size, dtype=row.properties.dtype)
-                    pieces[f"{kind}/{key}/{name}"] = whole_piece(found[key][1])
+                elif is_new:
+                    pieces[f"{kind}/{key}/{name}"] = whole_piece(value)
         return found
 
     def _as_kept(self, held: Held, kind: str, key: str, value: torch.Tensor) -> Any:
