@@ -34,6 +34,7 @@ PARTS = {
     "attention": "packed attention: sdpa, flex, varlen and flash beside the CPU's",
     "head": "log-probs over a vocabulary of 151,936, fused beside full logits and liger-kernel",
     "training": "SFT, DPO and process rewards of a 1B shape: tokens/s, MFU, memory; SFT and DPO beside TRL",
+    "checkpoint": "a network handed from engine to engine by checkpoints, beside one that never stopped",
     "large": "SFT of a 1B shape with a vocabulary of 151,936, and of rows of 16,384 tokens: tokens/s, MFU, memory",
     "scoring": "process rewards of a 1B shape: transformers and a vLLM engine",
     "delivery": "weights of a 1B shape to an engine: in memory of the GPU that both share, and over connections",

@@ -55,6 +55,7 @@ class Shape:
 
 SHAPES = {
     "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=8, num_warm=3),
+    "100m": Shape(768, 2048, 14, 12, 12, 2048, length=256, batch=8, micro=2, num_steps=1, num_warm=0),
     "tiny": Shape(64, 128, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
 }
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from benchmarks.gpu.training import Shape, write_model
+from benchmarks.gpu.training import SHAPES, Shape, write_model
 from benchmarks.processes.forked import exit_code, start, start_ranks
 from benchmarks.processes.sides import load_before, peak_rss
 from benchmarks.result import write_result
@@ -49,7 +49,7 @@ from espalier.training.shards import GatheredWeights
 
 HOW = "bash scripts/bench.sh shares"
 GOAL, RANKS, MIB = 1.3, 4, 2**20
-SHAPE = Shape(768, 2048, 14, 12, 12, 2048, length=256, batch=8, micro=2, num_steps=1, num_warm=0)
+SHAPE = SHAPES["100m"]
 QUICK = Shape(64, 128, 4, 2, 1, 400, length=64, batch=8, micro=2, num_steps=1, num_warm=0)
 READER = """
 import json, sys
