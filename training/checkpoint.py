@@ -1,6 +1,6 @@
 """Checkpoints: which are kept, which one a run goes on from, and what in them makes the resume exact.
 
-`<run>/checkpoints/step-00000100/` holds the engine's state (model and optimizer), `random-<rank>.json`,
+`<run>/checkpoints/step-00000100/` holds the engine's state (`pieces/`), `random-<rank>.json`,
 `state.json` and `manifest.json`; it is complete or absent (runtime.manifest). The schedule and the data's
 position are functions of the step, so `state.json` restores them. A damaged checkpoint is skipped with its
 reason and the next older one is used. What is newer than the one a run goes on from is moved to
