@@ -6,7 +6,7 @@ Each rank writes the pieces that it holds (`training.piece_files`) and reads tho
     weights/<parameter>            what is trained
     buffers/<name>                 persistent ones
     moments/<key>/<parameter>      of the optimizer, a number for each number of the parameter (`exp_avg`)
-    numbers/<key>/<parameter>      of the optimizer, a single number (`step`); plain/...: one that is no tensor
+    numbers/<key>/<parameter>      of the optimizer, a single number (`step`)
     others/<key>/<parameter>       of the optimizer, of another shape, which is kept
 
 and `layout.json`: the shapes, and whether the optimizer stepped flat tensors of many parameters, as ZeRO's does. With
@@ -35,8 +35,7 @@ from espalier.training.piece_files import (
 )
 
 FOLDER = "pieces"
-OPTIMIZER = ("moments/", "numbers/", "plain/", "others/")
-PLAIN = {bool: torch.bool, int: torch.int64, float: torch.float64}
+OPTIMIZER = ("moments/", "numbers/", "others/")
 NUMBERS = ("step", "mu_product", "eta", "mu")  # of torch's optimizers, also of a parameter that is one number
 # What these keep, and how they step, is by the shape of a matrix, which a flat tensor has not.
 BY_SHAPE = ("Adafactor", "Muon")
@@ -189,8 +188,6 @@ class State:
 
     def _as_kept(self, held: Held, kind: str, key: str, value: torch.Tensor) -> Any:
         """Return what was read as the optimizer has it, where torch's own `load_state_dict` puts it."""
-        if kind == "plain":
-            return value.item()
         if kind == "moments":
             is_alike = held.tensor.is_contiguous()
             return value if is_alike else torch.empty_like(held.tensor, dtype=value.dtype).copy_(value)
@@ -266,8 +263,6 @@ def _optimizer_pieces(held: Held, key: str, value: Any) -> Iterator[tuple[str, S
         return
     if is_number:
         kind, piece = "numbers", flat_piece(value)
-    elif type(value) in PLAIN:
-        kind, piece = "plain", flat_piece(torch.tensor(value, dtype=PLAIN[type(value)]))
     elif isinstance(value, torch.Tensor) and len(held.spans) == 1 and held.spans[0].length == held.spans[0].whole:
         kind, piece = "others", whole_piece(value.detach().contiguous())
     else:

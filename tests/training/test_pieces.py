@@ -270,6 +270,13 @@ def test_parts_of_layers_become_whole_and_go_on_as_parts_alone(tmp_path: Path) -
         engine.load_state(tmp_path)
 
 
+def test_what_no_file_could_hold_by_parameter_is_refused_when_it_is_written(tmp_path: Path) -> None:
+    (state,) = cut([0, 16], torch.arange(16.0))
+    state.optimizer.state[state.held[0].tensor]["rows"] = torch.ones(4)  # of which parameter?
+    with pytest.raises(BadCheckpoint, match=r"rows of a \(Tensor\), which the optimizer keeps, cannot be written"):
+        state.save(tmp_path, 0)
+
+
 @pytest.mark.parametrize("content", ["", '{"is_flat": fal', "[]", '{"is_flat": false}'])
 def test_a_layout_that_is_torn_is_named(content: str, tmp_path: Path) -> None:
     (state,) = cut([0, 16], torch.arange(16.0))

@@ -14,7 +14,7 @@ from espalier.data.examples.token_examples import OutcomeExample, PairExample, S
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput, Demonstration, PreferencePair
-from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.load import BadModel, load_policy, load_tokenizer
 from espalier.models.lora import Lora
 from espalier.models.scalar_head import load_process_reward
 from espalier.runtime.entrypoint import BadConfig
@@ -285,6 +285,19 @@ def test_a_checkpoint_of_a_run_and_an_adapter_are_read_too(config: TrainConfig, 
     adapted.save_pretrained(tmp_path / "adapter")
     merged = adapted.merge_and_unload(safe_merge=True)
     assert same_weights(load_checkpoint(config, str(tmp_path / "adapter")), merged)
+
+
+def test_a_damaged_checkpoint_is_refused(config: TrainConfig, moved: Path, tmp_path: Path) -> None:
+    model = load_policy(str(moved / "model"), "eager")
+    engine = TorchEngine(model, torch.optim.AdamW(model.parameters()), torch.device("cpu"), 1.0)
+    checkpoint.save(tmp_path / "run", engine, checkpoint.TrainState(3, "data"), keep=1)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000003"
+    (shard,) = (folder / "pieces").glob("shard-*")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # a number, which no reader of the format would miss
+    shard.write_bytes(content)
+    with pytest.raises(BadModel, match=r"step-00000003 is damaged: pieces/shard-.* has other bytes than were written"):
+        load_checkpoint(config, str(folder))
 
 
 def test_two_ranks_score_every_row_once(tiny_policy: Path, tmp_path: Path, config: TrainConfig) -> None:
