@@ -36,7 +36,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     for name, offload in offloads.items():
         place = f"zero_optimization.{name}"
         reasons |= {
-            f"{place}.device=nvme": (offload.get("device") == "nvme", "weights or moments lie on a disk; device=cpu can be had"),
+            f"{place}.device=nvme": (offload.get("device") == "nvme", "they lie on a disk; cpu can be had"),
             f"{place}.ratio": (float(offload.get("ratio") or 1) < 1, "moments lie in two places"),
             f"{place}.super_offload": (offload.get("super_offload"), "it steps in a way of its own"),
         }
