@@ -10,6 +10,7 @@ import ipaddress
 import json
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -103,7 +104,7 @@ class ChainEnd:
             try:
                 bytes_ = bytes_[behind.send(bytes_) :]
                 moved = time.monotonic()
-            except TimeoutError:
+            except BlockingIOError:
                 self._check_others(moved)
             except OSError as error:
                 raise StreamBroken(f"rank {self.rank + 1} is gone ({line_of(error)})") from None
@@ -122,12 +123,13 @@ class ChainEnd:
                         raise StreamBroken("another end is gone") from None
 
     def _read_into(self, connection: socket.socket | None, bytes_: memoryview, whose: int) -> int:
-        """Return how many bytes came of rank `whose`, one at least. Raises StreamBroken as `_write`."""
+        """Return how many bytes came of rank `whose`: all of them, or those of a glance, one at least. Raises
+        StreamBroken as `_write`."""
         moved = time.monotonic()
         while connection is not None:
             try:
-                num = connection.recv_into(bytes_)
-            except TimeoutError:
+                num = connection.recv_into(bytes_, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
                 self._check_others(moved)
                 continue
             except OSError as error:
@@ -173,7 +175,7 @@ def _is_closed(connection: socket.socket) -> bool:
     """Say whether nothing will come of the other side any more."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except (BlockingIOError, TimeoutError):
+    except BlockingIOError:
         return False
     except OSError:
         return True
@@ -189,7 +191,7 @@ def _reach(place: Sequence[Any], invitation: Invitation) -> socket.socket:
     connection = socket.create_connection((place[0], place[1]), timeout=invitation.seconds)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(invitation.key.encode())
-    connection.settimeout(GLANCE.total_seconds())
+    _wait_in_kernel(connection)
     return connection
 
 
@@ -205,9 +207,18 @@ def _admit(door: socket.socket, key: bytes, deadline: float) -> socket.socket:
                 shown += more
         if secrets.compare_digest(shown, key):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is taken is said in a byte
-            connection.settimeout(GLANCE.total_seconds())
+            _wait_in_kernel(connection)
             return connection
         connection.close()
+
+
+def _wait_in_kernel(connection: socket.socket) -> None:
+    """Have each call wait there, a glance at most (BlockingIOError): for a timeout of its own Python asks the kernel
+    before every call, and comes back for every little that moves."""
+    connection.settimeout(None)
+    glance = struct.pack("ll", 0, int(GLANCE.total_seconds() * 1e6))  # a struct timeval
+    for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, way, glance)
 
 
 def line_of(error: Exception) -> str:
