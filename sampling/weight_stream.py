@@ -1,7 +1,7 @@
 """New weights on their way from a trainer to engines: tensors in buckets, along a chain of processes.
 
-The trainer is rank 0, every worker of every engine is one rank more, and each end sends on to the next rank what it
-reads, as it comes: the trainer sends all once, however many engines there are. Engines may be on other machines,
+The trainer is rank 0, every worker of every engine is one rank more, and each end sends on to the next rank the
+buckets that it reads: the trainer sends all once, however many engines there are. Engines may be on other machines,
 which must reach the trainer and one another. First goes the plan, names and shapes and dtypes; then the bytes,
 `BUCKET_BYTES` at a time. While a bucket is filled or read the one before is on its way, in the buffers of the
 connections: the trainer holds one, an engine two, that which is read and the last one. A tensor that is larger than a
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 dist = cast(Any, torch.distributed)  # parts of it have no types
 _SENT, _BROKEN_OFF = 1, 0  # last byte of a bucket
 _LENGTH = 8  # bytes that say how long the plan is
-_PIECE = 2**20  # bytes that are sent on at once
 
 
 class WeightSender(ChainEnd):
@@ -252,8 +251,9 @@ class WeightReceiver(ChainEnd):
             self._shared.settle()
 
     def _read(self, bytes_: memoryview) -> None:
-        """Fill it from the rank before, and send it on as it comes. Raises StreamBroken as `_write`."""
+        """Fill it from the rank before, and send it on: all at once, as nearly always comes. Raises StreamBroken as
+        `_write`."""
         while bytes_:
-            num = self._read_into(self._before, bytes_[:_PIECE], self.rank - 1)
+            num = self._read_into(self._before, bytes_, self.rank - 1)
             self._write(bytes_[:num])
             bytes_ = bytes_[num:]
