@@ -2,7 +2,7 @@
 
     bash scripts/faults.sh cluster [--times 20] [--kinds engine node] [--seed 1 --add]
 
-`--add` counts the runs of before too: those of another seed that benchmarks/results/cluster_faults.json holds.
+benchmarks/results/cluster_faults.json keeps the runs of kinds that are not named; `--add` those of another seed too.
 
 `main.py` trains a tiny model with PPO: two learners on one Ray node, two engines on two others (raylets of this
 machine), by `launcher=ray` and `client=ray_engines`. The engines sample by the weights and the request alone
@@ -28,13 +28,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes.forked import ROOT
-from benchmarks.result import write_result
+from benchmarks.result import stamp_of_now, write_result
 from benchmarks.rl.rl_kills import KINDS as RL_KINDS
 from benchmarks.rl.rl_kills import prepare
 from espalier.runtime.ray_cluster import join_cluster, leave_cluster
@@ -263,6 +262,16 @@ def is_good(row: dict[str, Any]) -> bool:
     return row["code"] == 0 and not row["left"] and not row["wrong"] and bool(row.get("is_same"))
 
 
+def of_kind(rows: Sequence[dict[str, Any]], seed: int, before: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of runs of one kind in which something was broken, beside those of before."""
+    broken = [row for row in rows if row["was_broken"]]
+    return stamp_of_now() | {
+        "runs": before.get("runs", 0) + len(broken),
+        "seeds": [*before.get("seeds", []), seed],
+        "bad": [*before.get("bad", []), *(row for row in broken if not is_good(row))],
+    }
+
+
 def main() -> None:
     """Break, compare, write results/cluster_faults.json."""
     parser = argparse.ArgumentParser()
@@ -271,22 +280,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--add", action="store_true")
     arguments = parser.parse_args()
-    before = json.loads(RESULTS.read_text())["detail"] if arguments.add else {"runs": {}, "bad": [], "seeds": []}
-    if arguments.seed in before["seeds"]:
-        raise SystemExit(f"{RESULTS} has the runs of --seed {arguments.seed} already")
+    before: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())["detail"] if RESULTS.is_file() else {}
+    for kind in arguments.kinds:
+        if arguments.add and arguments.seed in before.get(kind, {}).get("seeds", []):
+            raise SystemExit(f"{RESULTS} has the runs of --seed {arguments.seed} already")
     folder = Path(tempfile.mkdtemp(prefix="cluster-faults-"))
     (folder / "again").mkdir()
     rows = measure(arguments.times, arguments.kinds, arguments.seed, folder)
-    bad = [*before["bad"], *(row for row in rows if not is_good(row))]
-    counts = Counter(before["runs"]) + Counter(row["kind"] for row in rows if row["was_broken"])
+    detail = before | {kind: of_kind([row for row in rows if row["kind"] == kind], arguments.seed,
+                                     before.get(kind, {}) if arguments.add else {})
+                       for kind in arguments.kinds}  # fmt: skip
     figures = {}
-    for kind, num_runs in sorted(counts.items()):
-        share = 1 - sum(row["kind"] == kind and row["was_broken"] for row in bad) / num_runs
+    for kind, found in sorted(detail.items()):
+        share = 1 - len(found["bad"]) / max(1, found["runs"])
         figures[f"cluster_{kind}_came_through"] = {
-            "value": share, "low": share, "high": share, "unit": f"share of {num_runs} runs", "goal": 1.0,
-            "better": "higher", "met": share == 1.0, "how": "bash scripts/faults.sh cluster",
+            "value": share, "low": share, "high": share, "unit": f"share of {found['runs']} runs ({found['date']})",
+            "goal": 1.0, "better": "higher", "met": share == 1.0, "how": "bash scripts/faults.sh cluster",
         }  # fmt: skip
-    detail = {"runs": counts, "bad": bad, "seeds": [*before["seeds"], arguments.seed]}
     print(write_result("cluster_faults", figures, detail))
     if all(map(is_good, rows)):
         shutil.rmtree(folder)
