@@ -265,7 +265,8 @@ def is_good(row: dict[str, Any]) -> bool:
 def of_kind(rows: Sequence[dict[str, Any]], seed: int, before: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept of runs of one kind in which something was broken, beside those of before."""
     broken = [row for row in rows if row["was_broken"]]
-    return stamp_of_now() | {
+    return {
+        **stamp_of_now(),
         "runs": before.get("runs", 0) + len(broken),
         "seeds": [*before.get("seeds", []), seed],
         "bad": [*before.get("bad", []), *(row for row in broken if not is_good(row))],
