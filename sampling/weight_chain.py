@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from espalier.sampling.client import LOOPBACK
+from espalier.sampling.group_buckets import GroupBuckets
 from espalier.sampling.shared_buckets import SharedBuckets
 
 GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
@@ -66,6 +69,7 @@ class ChainEnd:
         self._before: socket.socket | None = None
         self._behind: socket.socket | None = None
         self._shared: SharedBuckets | None = None  # where weights stay on a device that all ends share
+        self._group: GroupBuckets | None = None  # where they go from device to device
 
     def _join(self, store: Any) -> None:
         """Return when this end has its neighbours, rank 0 when all ends have theirs. Raises StreamBroken."""
@@ -168,7 +172,30 @@ class ChainEnd:
         """Leave the chain, which breaks it."""
         for connection in filter(None, (self._before, self._behind)):
             connection.close()
-        self._before, self._behind, self._store, self._shared = None, None, None, None
+        self._let_go()
+        self._before, self._behind, self._store = None, None, None
+
+    def _join_group(self, store: Any, device: torch.device, mark: str) -> GroupBuckets:
+        """Return this end of a group of devices. Raises RuntimeError where the others do not come."""
+        invitation = self.invitation
+        return GroupBuckets.joined(store, self.rank, invitation.world_size, device, own_address(invitation.address),
+                                   self._check_others, mark, invitation.seconds / 2)  # fmt: skip
+
+    @contextmanager
+    def _in_group(self) -> Iterator[None]:
+        """Raise StreamBroken where the group breaks."""
+        try:
+            yield
+        except StreamBroken:
+            raise
+        except RuntimeError as error:
+            raise StreamBroken(f"the group that weights go by broke ({line_of(error)})") from None
+
+    def _let_go(self) -> None:
+        """Have no other way for weights than the connections."""
+        group, self._shared, self._group = self._group, None, None
+        if group is not None:
+            group.close()
 
 
 def _is_closed(connection: socket.socket) -> bool:

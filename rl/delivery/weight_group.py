@@ -72,8 +72,9 @@ async def join_engines(members: Sequence[Serving], device: torch.device | None =
     pairs = zip(engines, accumulate(map(len, workers), initial=1), strict=False)
     asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
     await _together(asked, asyncio.to_thread(stream.join), stream)
-    way = "memory that they share" if stream.is_shared else "connections"
-    log.debug("weights go to %d workers of %d engines by %s", stream.invitation.world_size - 1, len(engines), way)
+    log.debug(
+        "weights go to %d workers of %d engines by %s", stream.invitation.world_size - 1, len(engines), stream.way
+    )
     return WeightGroup(stream, [*members])
 
 

@@ -18,7 +18,7 @@ from espalier.sampling.shared_buckets import NUM_SHARED, SharedBuckets, places_o
 from espalier.sampling.weight_buckets import kinds_of
 from espalier.sampling.weight_chain import Invitation, StreamBroken
 from espalier.sampling.weight_stream import WeightReceiver, WeightSender
-from tests.sampling.test_weight_stream import CPU, streamed
+from tests.sampling.test_weight_stream import CPU, SHARED, streamed
 
 WEIGHTS = {"a": torch.arange(300.0), "b": torch.arange(100.0).bfloat16()}
 
@@ -33,9 +33,9 @@ def delivered(num: int = 2, join: Any = None) -> tuple[bool, list[dict[str, torc
 
     def send(end: WeightSender) -> bool:
         end.send(kinds_of(WEIGHTS), WEIGHTS.items())
-        return end.is_shared
+        return end.way == SHARED
 
-    return streamed(num, lambda end, _: dict(end.receive()), send, bucket_bytes=400, join=join, is_shared=True)
+    return streamed(num, lambda end, _: dict(end.receive()), send, bucket_bytes=400, join=join, way=SHARED)
 
 
 def check(found: list[dict[str, torch.Tensor]]) -> None:
@@ -91,7 +91,7 @@ def test_where_one_engine_cannot_open_it_all_get_the_weights_over_connections(
         is_shared, rows = delivered()
     assert not is_shared
     check(rows)
-    assert "weights take the way over connections: an engine cannot share memory (not yours)" in caplog.text
+    assert "weights do not go by shared memory: an engine cannot open it (not yours)" in caplog.text
     assert left_over() == before
 
 
@@ -131,9 +131,10 @@ def test_an_engine_that_is_lost_while_it_opens_it_ends_the_wait_at_once_and_leav
     before, started = left_over(), time.monotonic()
 
     class Lost(WeightReceiver):
-        def _open_shared(self, store: Any, device: torch.device | None) -> None:
-            store.set(f"places/{self.rank}", json.dumps([*shared_buckets.places_of(device)]))
-            self._learn(f"shared/{self.rank}")
+        def _answer(self, store: Any, device: torch.device | None) -> None:
+            places = {"shared": [*shared_buckets.places_of(device)], "group": None}
+            store.set(f"places/{self.rank}", json.dumps(places))
+            self._learn(f"offer/0/{self.rank}")
             self.close()
             raise StreamBroken("lost")
 

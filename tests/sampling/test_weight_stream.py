@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
+from espalier.sampling import weight_stream
 from espalier.sampling.client import LOOPBACK
 from espalier.sampling.weight_buckets import HeldBuckets, buckets_of, kinds_of
 from espalier.sampling.weight_chain import Invitation, StreamBroken, _admit, own_address
@@ -32,29 +34,38 @@ STRANGE = {
 }  # fmt: skip
 
 CPU = torch.device("cpu")
-both_ways = pytest.mark.parametrize("is_shared", [False, True], ids=["connections", "shared memory"])
+CONNECTIONS, SHARED, GROUP = "connections", "memory that they share", "a group by gloo"
+ways = pytest.mark.parametrize("way", [CONNECTIONS, SHARED, GROUP])
 
 
 def streamed(num_receivers: int, receive: Callable[[WeightReceiver, int], Any], send: Callable[[WeightSender], Any],
              bucket_bytes: int = 1000, seconds: float = 20.0,
              join: Callable[[Invitation, int], WeightReceiver] | None = None,
-             num_others: int = 0, is_shared: bool = False) -> tuple[Any, list[Any]]:  # fmt: skip
+             num_others: int = 0, way: str = CONNECTIONS) -> tuple[Any, list[Any]]:  # fmt: skip
     """Return what `send` gives, and `receive` of every receiver; an error is given too. `num_others`: that join by
-    themselves. `is_shared`: whether buckets lie in memory that all ends see."""
-    sender = WeightSender(LOOPBACK, num_receivers + num_others, seconds, bucket_bytes, CPU if is_shared else None)
+    themselves. `way`: by which weights go."""
+    sender = WeightSender(
+        LOOPBACK, num_receivers + num_others, seconds, bucket_bytes, None if way == CONNECTIONS else CPU
+    )
     join = join or partial(WeightReceiver, device=sender.device)
     found: list[Any] = [None] * num_receivers
 
     def one(number: int) -> None:
+        end = None
         try:
-            found[number] = receive(join(Invitation(**sender.invitation.as_dict()), number + 1), number)
+            end = join(Invitation(**sender.invitation.as_dict()), number + 1)
+            found[number] = receive(end, number)
         except Exception as error:
             found[number] = error
+        finally:
+            if end is not None:
+                end.close()
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(num_receivers)]
     for thread in threads:
         thread.start()
-    sender.join()
+    with patch.object(weight_stream, "CHOSEN_ON", {"cpu"} if way == GROUP else set()):
+        sender.join()
     try:
         sent: Any = send(sender)
     except Exception as error:
@@ -65,17 +76,19 @@ def streamed(num_receivers: int, receive: Callable[[WeightReceiver, int], Any], 
     return sent, found
 
 
-@both_ways
-def test_every_receiver_gets_every_tensor_bit_for_bit_again_and_again(is_shared: bool) -> None:
+@ways
+def test_every_receiver_gets_every_tensor_bit_for_bit_again_and_again(way: str) -> None:
     kinds = kinds_of(STRANGE)
     later = {name: value + value if value.is_floating_point() else value for name, value in STRANGE.items()}
 
     def receive(end: WeightReceiver, number: int) -> list[dict[str, torch.Tensor]]:
         return [dict(end.receive()), dict(end.receive())]  # what was kept of the first is not written over
 
-    sent, found = streamed(
-        2, receive, lambda end: [end.send(kinds, STRANGE.items()), end.send(kinds, later.items())], is_shared=is_shared
-    )
+    def send(end: WeightSender) -> list[dict[str, str]]:
+        assert end.way == way
+        return [end.send(kinds, STRANGE.items()), end.send(kinds, later.items())]
+
+    sent, found = streamed(2, receive, send, way=way)
     for rows in found:
         for one, want, digests in zip(rows, (STRANGE, later), sent, strict=True):
             assert list(one) == list(want)
@@ -85,14 +98,12 @@ def test_every_receiver_gets_every_tensor_bit_for_bit_again_and_again(is_shared:
                 assert digest(one[name]) == digests[name] == digest(value)
 
 
-@both_ways
-def test_what_is_sent_is_rounded_to_the_engines_dtype_and_names_of_one_tensor_go_each(is_shared: bool) -> None:
+@ways
+def test_what_is_sent_is_rounded_to_the_engines_dtype_and_names_of_one_tensor_go_each(way: str) -> None:
     head = torch.tensor([[1.0, 1.0 + 2**-12], [3.0, -4.0]])
     weights = {"embed.weight": head, "head.weight": head, "counts": torch.tensor([70_000])}
     kinds = kinds_of(weights, torch.bfloat16)
-    _, (found,) = streamed(
-        1, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights.items()), is_shared=is_shared
-    )
+    _, (found,) = streamed(1, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights.items()), way=way)
     assert found["head.weight"].tolist() == found["embed.weight"].tolist() == [[1.0, 1.0], [3.0, -4.0]]
     assert found["embed.weight"].dtype == torch.bfloat16
     assert found["counts"].tolist() == [70_000]
@@ -112,15 +123,15 @@ def test_buckets_hold_no_more_than_their_limit_and_every_byte_of_every_tensor_on
     assert buckets_of({}, 64) == []
 
 
-@both_ways
+@ways
 def test_a_tensor_that_is_larger_than_a_bucket_is_cut_and_comes_whole_in_the_dtype_that_is_read(
-    is_shared: bool,
+    way: str,
 ) -> None:
     torch.manual_seed(0)
     weights = {"a": torch.randn(3), "wide": torch.randn(50, 70).t(), "b": torch.randn(40), "c": torch.randn(1, 900)}
     kinds = kinds_of(weights, torch.bfloat16)
     digests, (found,) = streamed(
-        1, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights.items()), is_shared=is_shared
+        1, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights.items()), way=way
     )
     assert list(found) == list(weights)
     for name, value in weights.items():
@@ -154,16 +165,14 @@ def test_of_tensors_that_are_made_one_by_one_the_trainer_holds_a_bucket_and_an_e
     assert max(alive) == 0
 
 
-@both_ways
-def test_receivers_are_told_where_the_trainer_breaks_off(is_shared: bool) -> None:
+@ways
+def test_receivers_are_told_where_the_trainer_breaks_off(way: str) -> None:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.ones(300)
         raise ValueError("no gradient")
 
     kinds = {name: (torch.Size([300]), torch.float32) for name in "abc"}
-    sent, found = streamed(
-        2, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights()), is_shared=is_shared
-    )
+    sent, found = streamed(2, lambda end, _: dict(end.receive()), lambda end: end.send(kinds, weights()), way=way)
     assert str(sent) == "no gradient"
     for error in found:
         assert isinstance(error, StreamBroken)
@@ -194,7 +203,7 @@ FOUR = {name: torch.full((100,), value) for name, value in (("a", 1.0), ("b", 2.
 
 
 def tampered(
-    tamper: Callable[[int, torch.Tensor, torch.Tensor], None], is_shared: bool
+    tamper: Callable[[int, torch.Tensor, torch.Tensor], None], way: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the digests of what was sent, a bucket for each tensor, and the receipt of the second of two engines, to
     which buckets come otherwise; that of the first one is good."""
@@ -203,60 +212,60 @@ def tampered(
         return {name: digest(value) for name, value in end.receive()}
 
     def join(invitation: Invitation, rank: int) -> WeightReceiver:
-        device = CPU if is_shared else None
+        device = None if way == CONNECTIONS else CPU
         if rank == 1:
             return WeightReceiver(invitation, rank, device)
         return Tampering(invitation, rank, tamper, device)
 
     send = partial(WeightSender.send, kinds=kinds_of(FOUR), weights=FOUR.items())
-    sent, (clean, altered) = streamed(2, receive, send, bucket_bytes=400, join=join, is_shared=is_shared)
+    sent, (clean, altered) = streamed(2, receive, send, bucket_bytes=400, join=join, way=way)
     check_receipt(sent, clean, [])
     return sent, altered
 
 
-@both_ways
-def test_a_bit_that_was_altered_on_its_way_is_on_the_receipt_of_that_engine_under_its_tensor(is_shared: bool) -> None:
+@ways
+def test_a_bit_that_was_altered_on_its_way_is_on_the_receipt_of_that_engine_under_its_tensor(way: str) -> None:
     def flip(number: int, before: torch.Tensor, bucket: torch.Tensor) -> None:
         bucket[7] ^= number == 2
 
-    sent, altered = tampered(flip, is_shared)
+    sent, altered = tampered(flip, way)
     with pytest.raises(StaleWeights, match=r"engine 2 read 3 of 4 tensors as they were sent; not c \(the engine must"):
         check_receipt(sent, altered, [], "engine 2")
 
 
-@both_ways
-def test_buckets_that_came_in_each_others_place_are_on_the_receipt(is_shared: bool) -> None:
+@ways
+def test_buckets_that_came_in_each_others_place_are_on_the_receipt(way: str) -> None:
     def swap(number: int, before: torch.Tensor, bucket: torch.Tensor) -> None:
         if number < 2:
             bucket[:400].view(torch.float32).copy_(FOUR["ba"[number]])
 
-    sent, altered = tampered(swap, is_shared)
+    sent, altered = tampered(swap, way)
     assert (altered["a"], altered["b"]) == (sent["b"], sent["a"])
     with pytest.raises(StaleWeights, match=r"read 2 of 4 tensors as they were sent; not a, b \(the engine must"):
         check_receipt(sent, altered, [])
 
 
-@both_ways
+@ways
 def test_a_transfer_that_says_it_is_done_and_moved_nothing_is_on_the_receipt_though_memory_is_used_again(
-    is_shared: bool,
+    way: str,
 ) -> None:
     def move_nothing(number: int, before: torch.Tensor, bucket: torch.Tensor) -> None:
         if number == 3:
             bucket.copy_(before)
 
-    sent, altered = tampered(move_nothing, is_shared)
+    sent, altered = tampered(move_nothing, way)
     assert altered["d"] in (sent["a"], sent["b"])  # what came before it looks as good
     with pytest.raises(StaleWeights, match=r"not d \(the engine must"):
         check_receipt(sent, altered, [])
 
 
-@both_ways
-def test_a_worker_that_misses_a_tensor_has_none_on_its_receipt(is_shared: bool) -> None:
+@ways
+def test_a_worker_that_misses_a_tensor_has_none_on_its_receipt(way: str) -> None:
     def receive(end: WeightReceiver, number: int) -> dict[str, str]:
         return {name: digest(value) for name, value in end.receive() if number == 0 or name != "b"}
 
     sent, (whole, part) = streamed(
-        2, receive, lambda end: end.send(kinds_of(FOUR), FOUR.items()), bucket_bytes=400, is_shared=is_shared
+        2, receive, lambda end: end.send(kinds_of(FOUR), FOUR.items()), bucket_bytes=400, way=way
     )
     check_receipt(sent, whole, [])
     with pytest.raises(StaleWeights, match=r"read 3 of 4 tensors as they were sent; not b \(the engine must"):
@@ -277,26 +286,28 @@ def test_memory_of_buckets_is_used_again_and_that_of_tensors_that_an_engine_keep
     assert len(held.free(100)) == 100
 
 
-@both_ways
-def test_other_tensors_than_planned_are_not_sent(is_shared: bool) -> None:
+@ways
+def test_other_tensors_than_planned_are_not_sent(way: str) -> None:
     kinds = {"a": (torch.Size([3]), torch.float32)}
     sent, _ = streamed(
         1,
         lambda end, _: dict(end.receive()),
         lambda end: end.send(kinds, {"b": torch.ones(3)}.items()),
-        is_shared=is_shared,
+        way=way,
     )
     assert str(sent) == "b [3] comes where a [3] is planned"
 
 
-def test_a_worker_that_dies_in_the_middle_of_a_delivery_ends_it_for_all() -> None:
+@pytest.mark.parametrize("way", [CONNECTIONS, GROUP])
+def test_a_worker_that_dies_in_the_middle_of_a_delivery_ends_it_for_all(way: str) -> None:
     """The trainer learns of it at once; the other engine when the trainer gives the delivery up, as it does then."""
     weights = {str(k): torch.full((500_000,), float(k)) for k in range(60)}  # more than connections hold
     program = """
-import json, os, sys
+import json, os, sys, torch
 from espalier.sampling.weight_chain import Invitation
 from espalier.sampling.weight_stream import WeightReceiver
-for number, _ in enumerate(WeightReceiver(Invitation(**json.loads(sys.argv[1])), 2).receive()):
+end = WeightReceiver(Invitation(**json.loads(sys.argv[1])), 2, torch.device("cpu"))
+for number, _ in enumerate(end.receive()):
     if number == 5:
         os._exit(7)
 """
@@ -317,18 +328,18 @@ for number, _ in enumerate(WeightReceiver(Invitation(**json.loads(sys.argv[1])),
         asked = json.dumps(invitation.as_dict())
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         dying.append(subprocess.Popen([sys.executable, "-c", program, asked], env=environment))
-        return WeightReceiver(invitation, rank)
+        return WeightReceiver(invitation, rank, CPU)
 
     started = time.monotonic()
-    sent, (found,) = streamed(1, receive, send, bucket_bytes=2_000_000, seconds=90.0, join=join, num_others=1)
+    sent, (found,) = streamed(1, receive, send, bucket_bytes=2_000_000, seconds=90.0, join=join, num_others=1, way=way)
     assert dying[0].wait(60) == 7
     assert isinstance(sent, StreamBroken)
     assert isinstance(found, StreamBroken)
     assert time.monotonic() - started < 80  # no wait ran to its end
 
 
-@both_ways
-def test_a_delivery_that_an_engine_did_not_take_is_given_up(is_shared: bool) -> None:
+@ways
+def test_a_delivery_that_an_engine_did_not_take_is_given_up(way: str) -> None:
     weights = {"a": torch.ones(1_000_000)}
     done = threading.Event()
 
@@ -341,12 +352,12 @@ def test_a_delivery_that_an_engine_did_not_take_is_given_up(is_shared: bool) -> 
             done.set()
             assert time.monotonic() - started < 5
 
-    sent, _ = streamed(1, lambda end, _: done.wait(10), send, is_shared=is_shared)
+    sent, _ = streamed(1, lambda end, _: done.wait(10), send, way=way)
     assert str(sent) == "another engine did not take it"
 
 
-@both_ways
-def test_every_wait_has_a_deadline(is_shared: bool) -> None:
+@ways
+def test_every_wait_has_a_deadline(way: str) -> None:
     weights, done = {"a": torch.ones(1_000_000)}, threading.Event()
 
     def send(end: WeightSender) -> Any:
@@ -355,7 +366,7 @@ def test_every_wait_has_a_deadline(is_shared: bool) -> None:
         finally:
             done.set()
 
-    sent, _ = streamed(1, lambda end, _: done.wait(30), send, seconds=1.0, is_shared=is_shared)
+    sent, _ = streamed(1, lambda end, _: done.wait(30), send, seconds=1.0, way=way)
     assert "nothing moved for 1 s" in str(sent)
     lonely = WeightSender(LOOPBACK, 1, seconds=1.0)
     with pytest.raises(StreamBroken, match="did not come together within 1 s"):
@@ -436,9 +447,9 @@ sys.exit(143)
     assert [process.wait(120) for process in started] == [143] * 4
 
 
-@both_ways
+@ways
 def test_large_tensors_are_sent_from_where_they_are_and_what_follows_them_in_a_bucket_stays_in_its_place(
-    is_shared: bool,
+    way: str,
 ) -> None:
     """64 KiB is large; a bucket begins with a small one, and ends with one that has to be rounded."""
     torch.manual_seed(0)
@@ -453,7 +464,7 @@ def test_large_tensors_are_sent_from_where_they_are_and_what_follows_them_in_a_b
     }
     kinds = kinds_of(weights, torch.bfloat16)
     send = partial(WeightSender.send, kinds=kinds, weights=weights.items())
-    digests, found = streamed(2, lambda end, _: dict(end.receive()), send, bucket_bytes=400_000, is_shared=is_shared)
+    digests, found = streamed(2, lambda end, _: dict(end.receive()), send, bucket_bytes=400_000, way=way)
     for one in found:
         assert list(one) == list(weights)
         for name, value in weights.items():

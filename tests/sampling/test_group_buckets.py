@@ -1,0 +1,103 @@
+"""A group of devices that weights go by: who can be in one, and what happens where one end cannot come in."""
+
+import logging
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.sampling.group_buckets import GroupBuckets, group_place, is_group
+from espalier.sampling.weight_buckets import kinds_of
+from espalier.sampling.weight_stream import WeightReceiver, WeightSender
+from tests.sampling.test_weight_stream import CPU, GROUP, SHARED, streamed
+
+WEIGHTS = {"a": torch.arange(300.0), "b": torch.arange(100.0).bfloat16()}
+
+
+def one_on(unit: str, backend: str = "nccl") -> dict[str, str]:
+    """A place."""
+    return {"backend": backend, "unit": unit}
+
+
+def test_a_group_has_one_backend_and_a_unit_for_each_end() -> None:
+    assert is_group([one_on("0"), one_on("1"), one_on("2")])
+    assert not is_group([one_on("0"), one_on("1"), one_on("1")])  # NCCL refuses two ends on one GPU
+    assert not is_group([one_on("0"), one_on("1", "gloo")])
+    assert not is_group([one_on("0"), None])  # an engine without a device, or a torch without NCCL
+    assert not is_group([None, None])
+
+
+def test_processes_on_cpus_are_units_of_their_own_and_who_has_no_device_is_in_no_group() -> None:
+    places = [group_place(CPU), group_place(CPU)]
+    assert is_group(places)
+    assert group_place(None) is None
+
+
+def delivered(num: int = 2) -> tuple[str, list[dict[str, torch.Tensor]]]:
+    """Return the way that weights went, and what every receiver got."""
+
+    def send(end: WeightSender) -> str:
+        end.send(kinds_of(WEIGHTS), WEIGHTS.items())
+        return end.way
+
+    return streamed(num, lambda end, _: dict(end.receive()), send, bucket_bytes=400, way=GROUP)
+
+
+def check(found: list[dict[str, torch.Tensor]]) -> None:
+    """All of it, everywhere."""
+    for one in found:
+        assert list(one) == list(WEIGHTS), one
+        assert all(torch.equal(one[name], value) for name, value in WEIGHTS.items())
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_where_one_end_cannot_come_in_all_take_the_next_way(
+    missing: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = GroupBuckets.joined.__func__  # type: ignore[attr-defined]
+
+    def all_but_one(cls: type, store: Any, rank: int, *rest: Any) -> GroupBuckets:
+        *others, _ = rest
+        if rank == missing:
+            raise RuntimeError("no NVLink, no network")
+        found: GroupBuckets = joined(cls, store, rank, *others, 1.0)
+        return found
+
+    monkeypatch.setattr(GroupBuckets, "joined", classmethod(all_but_one))
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        way, found = delivered()
+    assert way == SHARED
+    check(found)
+    assert "weights do not go by a group: " in caplog.text
+    assert missing == 0 or "of an engine" in caplog.text or "did not come within 1 s" in caplog.text
+    assert time.monotonic() - started < 15
+
+
+def test_a_group_that_brings_something_else_is_not_taken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nothing:
+        def wait(self) -> None:
+            """Nothing came."""
+
+    monkeypatch.setattr(GroupBuckets, "_begin", lambda self, part: Nothing())
+    with caplog.at_level(logging.WARNING):
+        way, found = delivered()
+    assert way == SHARED
+    check(found)
+    assert "what came is not what the trainer sent" in caplog.text
+
+
+def test_an_end_that_shares_nothing_gets_weights_over_connections_with_all_others() -> None:
+    def join(invitation: Any, rank: int) -> WeightReceiver:
+        return WeightReceiver(invitation, rank, CPU if rank == 1 else None)
+
+    def send(end: WeightSender) -> str:
+        end.send(kinds_of(WEIGHTS), WEIGHTS.items())
+        return end.way
+
+    way, found = streamed(2, lambda end, _: dict(end.receive()), send, bucket_bytes=400, way=GROUP, join=join)
+    assert way == "connections"
+    check(found)
