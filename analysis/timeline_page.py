@@ -53,20 +53,17 @@ def _ledger(run: TimelineRun) -> Markup:
     text += "that was trained; dropped as agreeing (dynamic sampling's surplus) or by the filter; drawn again, where "
     text += "the program was stopped before it trained on them; waiting in batches ahead at the end of the iteration."
     parts: list[str] = [tag("p", text)]
-    if not fates.has_ledger:
-        parts.append(note("This run drew in turn (rollout.max_staleness=0) and kept no ledger/… in metrics.jsonl: "
-                          "tokens are from rollout/tokens and rollout/drawn_tokens."))  # fmt: skip
-    if not fates.tokens:
-        return section("ledger", "Where every token ended", *parts, note("metrics.jsonl counts no tokens of rollouts."))
-    parts.append(_card(list(fates.tokens), stacked_chart(run.steps, fates.tokens, "tokens per iteration")))
+    if not fates:
+        told = "This run has no ledger/… in metrics.jsonl: it was made before runs kept one."
+        return section("ledger", "Where every token ended", *parts, note(told))
+    parts.append(_card(list(fates), stacked_chart(run.steps, fates, "tokens per iteration")))
     parts += _mean_sentence(run)
-    sums = {name: values[-1] if name == "waiting" else sum(values) for name, values in fates.tokens.items()}
+    sums = {name: values[-1] if name == "waiting" else sum(values) for name, values in fates.items()}
     came = sum(value for name, value in sums.items() if not name.startswith("lost"))
     rows = [[f"{name}, at the end" if name == "waiting" else name, f"{value:,.0f}",
              f"{100 * value / came:.1f}" if came and not name.startswith("lost") else "–"]
             for name, value in sums.items()]  # fmt: skip
-    if fates.has_ledger:
-        rows.append(["generated, as counted when they came", f"{run.total('ledger/generated'):,.0f}", "–"])
+    rows.append(["generated, as counted when they came", f"{run.total('ledger/generated'):,.0f}", "–"])
     parts.append(table(["tokens", "in all", "% of those that came"], rows))
     samples = run.total("rollout/lost_samples")
     if samples:

@@ -91,35 +91,23 @@ def _newest(events: list[TimelineEvent], most: int) -> list[TimelineEvent]:
 # --- where tokens ended ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fates:
-    """Tokens of each iteration by where they ended, in the order in which they are stacked; `has_ledger`: whether the
-    run kept a ledger, else they are from `rollout/tokens` and `rollout/drawn_tokens`."""
-
-    tokens: dict[str, list[float]]
-    has_ledger: bool
-
-
-def fates_of(run: TimelineRun) -> Fates:
-    """Return where the tokens of every iteration ended. What waits is what waited at its end; lost ones never came."""
+def fates_of(run: TimelineRun) -> dict[str, list[float]]:
+    """Return the tokens of each iteration by where they ended, in the order in which they are stacked; nothing where
+    the run kept no ledger. What waits is what waited at its end; lost ones never came."""
+    if not any("ledger/generated" in row for row in run.rows):
+        return {}
     ages = sorted({int(found[1]) for row in run.rows for name in row if (found := _AGE.fullmatch(name))} | {0})
     names = {age: f"trained, age {age}" if age < _MOST_AGES else f"trained, age {_MOST_AGES} or more" for age in ages}
-    dropped = {"agreeing": "agreeing", "filtered": "filtered", "drawn_again": "drawn again after a stop"}
-    tokens = {name: [0.0] * len(run.rows) for name in [*names.values(), *dropped.values()]}
-    tokens |= {name: [0.0] * len(run.rows) for name in ("dropped (agreeing or filtered)", "waiting", "lost, at least")}
-    has_ledger = any("ledger/generated" in row for row in run.rows)
+    others = {"agreeing": "agreeing", "filtered": "filtered", "drawn_again": "drawn again after a stop",
+              "waiting": "waiting"}  # fmt: skip
+    tokens = {name: [0.0] * len(run.rows) for name in [*names.values(), *others.values(), "lost, at least"]}
     for place, row in enumerate(run.rows):
         tokens["lost, at least"][place] = row.get("rollout/lost_tokens", 0.0)
-        if "ledger/generated" in row:
-            for age, name in names.items():
-                tokens[name][place] += row.get(f"ledger/trained_age_{age}", 0.0)
-            for key, name in (dropped | {"waiting": "waiting"}).items():
-                tokens[name][place] = row.get(f"ledger/{key}", 0.0)
-        else:  # all are of the version at hand
-            trained = row.get("rollout/tokens", 0.0)
-            tokens[names[0]][place] = trained
-            tokens["dropped (agreeing or filtered)"][place] = max(row.get("rollout/drawn_tokens", trained) - trained, 0)
-    return Fates({name: values for name, values in tokens.items() if any(values)}, has_ledger)
+        for age, name in names.items():
+            tokens[name][place] += row.get(f"ledger/trained_age_{age}", 0.0)
+        for key, name in others.items():
+            tokens[name][place] = row.get(f"ledger/{key}", 0.0)
+    return {name: values for name, values in tokens.items() if any(values)}
 
 
 # --- engines ---------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from espalier.rl.iteration_metrics import Clock
 from espalier.rl.metrics import describe_rewards, describe_rollouts
 from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
+from espalier.rl.samples import write_evaluated
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class Evaluation:
             if is_scored:
                 drawn, reward = groups, self.source.reward
                 groups = from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, drawn, reward)))
+        if is_main_rank() and self.config.samples.every > 0 and self.config.samples.num_problems > 0:
+            write_evaluated(Path(self.config.output_dir), version, groups, self.config.samples)
         values = self.clock.take("evaluate")
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]

@@ -56,7 +56,8 @@ def version_of(stamp: str) -> int:
 
 @dataclass
 class Sampler:
-    """Asks `client` (open, and bound to the running event loop) for rollouts of `task`."""
+    """Asks `client` (open, and bound to the running event loop) for rollouts of `task`. `concurrency`: requests under
+    way at once, at all engines together."""
 
     client: Client
     task: Task

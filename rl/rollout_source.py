@@ -205,11 +205,11 @@ class SampledGroups:
         measured["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         self.ledger.train(groups, iteration)
         # both sides are looked at in the loop's thread, which changes them together
-        balance = self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
+        measured |= self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
         if config.rollout.max_staleness > 0:
             idle, self._idle_seconds = self._idle_seconds, 0.0
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
-            measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
+            measured |= {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
 
     def _is_good(self, group: RolloutGroup) -> bool:

@@ -1,7 +1,8 @@
 """The samples table: some rollouts of an iteration with the value and the advantage of every step.
 
 `<run>/samples/iteration-000012.jsonl` holds `data.records.SampledRollout` rows; a file that exists is complete, and
-an iteration that is done again after a resume writes it again.
+an iteration that is done again after a resume writes it again. `evaluation-000012.jsonl` holds the solutions of an
+evaluation after that iteration, as the programs that sample write them.
 
 Further estimators (`samples.estimators`) are asked about the groups that are written down, and about nothing else.
 Nothing is trained with their answers, and the engines' random state is put back behind them (`rl.iteration`): a run
@@ -26,6 +27,15 @@ from espalier.runtime.schemas import SamplesConfig
 def samples_path(run_dir: Path, iteration: int) -> Path:
     """Say where the rollouts of iteration `iteration` (from 1) stand."""
     return run_dir / "samples" / f"iteration-{iteration:06d}.jsonl"
+
+
+def write_evaluated(run_dir: Path, version: int, groups: Sequence[RolloutGroup], config: SamplesConfig) -> None:
+    """Write what an evaluation of the policy of `version` drew (`data.records.Trajectory`), of as many problems and
+    rollouts as of an iteration."""
+    written = [group.rollouts[: config.rollouts_per_problem or None] for group in groups[: config.num_problems]]
+    path = run_dir / "samples" / f"evaluation-{version:06d}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    write_records(path, [rollout.trajectory for rollouts in written for rollout in rollouts])
 
 
 @dataclass(frozen=True)

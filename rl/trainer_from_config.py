@@ -100,6 +100,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     check_server = server.check if server is not None else lambda: None
     window = from_main_rank(lambda: window_of(client, server, config.model["path"]))
     check_window(model, window)
+    engines = engines_of(client, server)
+    concurrency = config.engine.concurrency * len(engines)
     return assemble(
         config,
         engine,
@@ -107,10 +109,10 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
         reference,
         reward,
         estimator,
-        Sampler(client, task, tokenizer, config.engine.concurrency, config.engine.stall_seconds, check_server),
+        Sampler(client, task, tokenizer, concurrency, config.engine.stall_seconds, check_server),
         params,
         WeightSync(
-            engines_of(client, server),
+            engines,
             config.probes.max_gap,
             config.precision,
             _max_step(config),

@@ -134,7 +134,7 @@ class SamplesConfig:
     """Rollouts that are written down to be read (samples/)."""
 
     every: int = 1
-    """iterations from one file to the next; 0: none"""
+    """iterations from one file to the next; 0: none, of evaluations neither"""
     num_problems: int = 8
     """problems of which rollouts are written down"""
     rollouts_per_problem: int = 1

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from espalier.data.jsonl import read_records
 from espalier.data.left_out import LeftOut, count_left_out
 from espalier.data.prompt_window import fit_window
 from espalier.data.prompts import encode_prompt
-from espalier.data.records import BadInput, Problem
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
@@ -134,6 +135,10 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
     assert drawn[0]["rollout/refused"] == 1
     assert drawn[0]["rollout/num_groups"] == 5
     assert {row["eval/refused"] for row in rows if "eval/accuracy" in row} == {1.0}
+    written = read_records(Trajectory, tmp_path / "run" / "samples" / "evaluation-000001.jsonl")
+    answered = [problem for problem in task.problems("dev") if problem.id != client.refused[0]]
+    most = trainer.config.samples.num_problems
+    assert [(one.problem_id, one.gold) for one in written] == [(one.id, one.gold) for one in answered[:most]]
     told = f"1 of 6 problems are refused by the server: '{client.refused[1]}' (HTTP 400"
     assert any(record.message.startswith(told) for record in caplog.records)
 

@@ -251,6 +251,8 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     is_half = isinstance(client, RayEngines) or has_fast_bf16("cpu")  # as the engines
     assert trainer.delivery.sync.dtype == (torch.bfloat16 if is_half else torch.float32)
     assert isinstance(trainer.rollout_source.sampler.task, WordArithmetic)
+    num_engines = len(trainer.delivery.sync.engines)
+    assert trainer.rollout_source.sampler.concurrency == settings.engine.concurrency * num_engines
     assert len(trainer.problems.train) == 700
     assert (trainer.policy.loss.reference is None) == (settings.kl.coefficient == 0)
     kinds = {"ppo": GAE, "vineppo": VinePPO}
