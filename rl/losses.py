@@ -14,7 +14,7 @@ from espalier.data.records import BadInput
 NORMALISERS = ("token", "sequence", "constant")
 # What a critic can say, by its form: what is not within it cannot be learnt.
 VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
-CORRECTIONS = ("clamp", "mask", "none")
+CORRECTIONS = ("clamp", "mask", "divergence", "none")
 LEVELS = ("token", "sequence")
 VALUE_LOSSES = ("squared", "cross_entropy")
 
@@ -96,15 +96,25 @@ def importance_weights(
 
     The ratio is r = pi_old / pi_engine of the token, or with `level` "sequence" the geometric mean of those of its
     response. "clamp": r within [`floor`, `cap`]: truncated importance sampling (Yao et al. 2025) where `floor` is 0.
-    "mask": r where it is within, else 0 (IcePop, Ling team 2025).
+    "mask": r where it is within, else 0 (IcePop, Ling team 2025). "divergence" is "clamp" here (`is_driven_off`).
     """
     ratios = (old_logprobs - rollout_logprobs).where(mask, 0.0)
     if level == "sequence":
         ratios = (ratios.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(ratios)
     ratios = torch.exp(ratios)
     is_outside = (ratios >= cap) | (ratios < floor)
-    kept = ratios.clamp(floor, cap) if correction == "clamp" else ratios.where(~is_outside, 0.0)
+    kept = ratios.where(~is_outside, 0.0) if correction == "mask" else ratios.clamp(floor, cap)
     return kept, is_outside
+
+
+def is_driven_off(
+    logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor, limit: float
+) -> torch.Tensor:
+    """Say which tokens [B, T] the loss would drive further from the policy that drew them, of those whose probability
+    is more than `limit` away from that one's: DPPO's mask by the binary total variation |pi(a) - mu(a)| (Qi et al.
+    2026, arXiv 2602.04879, equations 12 and 13). All tensors are [B, T]."""
+    is_far = (torch.exp(logprobs) - torch.exp(rollout_logprobs)).abs() > limit
+    return is_far & ((logprobs > rollout_logprobs) == (advantages > 0)) & (advantages != 0)
 
 
 def value_loss(

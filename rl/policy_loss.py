@@ -16,7 +16,15 @@ from espalier.models.precision import autocast
 from espalier.rl.experience import policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, bounded, divergence, full_divergence
 from espalier.rl.learner import UpdateSums
-from espalier.rl.losses import CORRECTIONS, LEVELS, NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
+from espalier.rl.losses import (
+    CORRECTIONS,
+    LEVELS,
+    NORMALISERS,
+    clipped_surrogate,
+    clipped_tokens,
+    importance_weights,
+    is_driven_off,
+)
 from espalier.rl.row_shares import taker
 from espalier.rl.types import Experience
 from espalier.runtime.schemas import RLConfig
@@ -50,6 +58,8 @@ class PolicyLoss:
             raise BadInput(f"update.tis_floor must be from 0 to 1, got {update.tis_floor:g}")
         if update.correction not in CORRECTIONS:
             raise BadInput(f"update.correction must be one of {', '.join(CORRECTIONS)}, got '{update.correction}'")
+        if update.correction == "divergence" and not 0 < update.divergence_limit < 1:
+            raise BadInput(f"update.divergence_limit must be between 0 and 1, got {update.divergence_limit:g}")
         if update.tis_level not in LEVELS:
             raise BadInput(f"update.tis_level must be one of {', '.join(LEVELS)}, got '{update.tis_level}'")
         if config.update.dual_clip and config.update.dual_clip <= 1:
@@ -109,6 +119,10 @@ class PolicyLoss:
             bounds = (config.update.tis_cap, config.update.tis_floor, config.update.correction)
             drawn_by = take(experience.rollout_logprobs)
             found, is_outside = importance_weights(old, drawn_by, mask, *bounds, config.update.tis_level)
+            if config.update.correction == "divergence":
+                limit = config.update.divergence_limit
+                is_outside = is_driven_off(logprobs.detach(), drawn_by, advantages, limit) & mask
+                found = found.where(~is_outside, 0.0)
             surrogate_weights = weights * found
             sums.add({"importance_weight": (float(found[mask].sum()), int(mask.sum()))})
             sums.add({"importance_capped": (float(is_outside[mask].sum()), int(mask.sum()))})

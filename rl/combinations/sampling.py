@@ -42,7 +42,7 @@ def check_clusters(config: RLConfig) -> None:
 def check_correction(config: RLConfig) -> None:
     """Bounds of a ratio that is never taken."""
     update = config.update
-    is_bound = update.tis_floor > 0 or update.tis_level != "token" or update.correction == "mask"
+    is_bound = update.tis_floor > 0 or update.tis_level != "token" or update.correction in ("mask", "divergence")
     demand(update.tis_cap > 0 or not is_bound, f"update.tis_cap=0 corrects nothing, whatever update.tis_floor="
            f"{update.tis_floor:g}, update.tis_level={update.tis_level} and update.correction={update.correction} say: "
            "set update.tis_cap=2")  # fmt: skip

@@ -79,8 +79,11 @@ class RLUpdateConfig:
     tis_level: str = "token"
     """the ratio of each token, or sequence: the geometric mean over its response"""
     correction: str = "clamp"
-    """what becomes of a ratio beyond its bounds: clamp, or mask: the token counts nothing (IcePop); none: no token is
-    weighed, whatever the bounds"""
+    """what becomes of a ratio beyond its bounds: clamp, or mask: the token counts nothing (IcePop); divergence: clamp,
+    and a token counts nothing that the loss would drive further from who drew it than divergence_limit (DPPO); none: no
+    token is weighed, whatever the bounds"""
+    divergence_limit: float = 0.2
+    """with correction=divergence: how far a token's probability may be from that under the policy that drew it"""
     loss_aggregation: str = "token"
     """what a minibatch's loss is divided by: token, sequence or constant (rl/losses.py)"""
     reward_scaling: str = "none"

@@ -11,6 +11,7 @@ from espalier.rl.kl import KLController, bounded, check_kl, divergence, full_div
 from espalier.rl.losses import (
     clipped_surrogate,
     importance_weights,
+    is_driven_off,
     token_weights,
     value_loss,
     whiten,
@@ -155,6 +156,18 @@ def test_importance_weights_are_clamped_on_both_sides_masked_or_of_a_whole_respo
     whole = (3 * 0.25 * 1) ** (1 / 3)
     assert kept(1.5, 0.5, "clamp", "sequence") == pytest.approx([whole] * 3 + [1.5])
     assert kept(1.5, 0.5, "mask", "sequence") == pytest.approx([whole] * 3 + [0.0])
+
+
+def test_tokens_are_left_out_that_the_loss_drives_off_the_policy_that_drew_them() -> None:
+    drawn_by = torch.tensor([[0.5, 0.5, 0.5, 0.5, 0.01, 0.6]])
+    now = torch.tensor([[0.8, 0.8, 0.2, 0.2, 0.15, 0.9]])  # 0.01 to 0.15: fifteen times as likely, and near
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0, 0.0]])
+    found = is_driven_off(torch.log(now), torch.log(drawn_by), advantages, 0.2)
+    assert found.tolist() == [[True, False, True, False, False, False]]
+    assert is_driven_off(torch.log(now), torch.log(drawn_by), advantages, 0.1).tolist() == [
+        [True, False, True, False, True, False]
+    ]
+    assert not is_driven_off(torch.log(now), torch.log(drawn_by), advantages, 0.31).any()
 
 
 def test_value_loss_takes_the_larger_of_the_two_errors() -> None:

@@ -258,6 +258,33 @@ def test_truncated_importance_sampling_weighs_tokens_by_the_engines_policy(tiny_
         torch.testing.assert_close(moved(noisy(tiny_policy), other, tis_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
 
 
+def test_tokens_that_are_driven_off_the_engines_policy_count_nothing_and_others_by_their_whole_ratio(
+    tiny_policy: Path,
+) -> None:
+    """DPPO's loss is the sum of M r A, with r of the present policy and the one that drew; at the first step its
+    gradient is that of r log pi, M left out."""
+    model = noisy(tiny_policy)
+    experience = make_experience(model)
+    assert experience.advantages is not None
+    generator = torch.Generator().manual_seed(0)
+    shift = 1.5 * torch.randn(experience.old_logprobs.shape, generator=generator) * experience.response_mask
+    drawn_by = (experience.old_logprobs + shift).clamp(max=-1e-4)
+    limit = 0.001
+    pi, mu, advantages = (tensor[:, 1:].double() for tensor in (
+        experience.old_logprobs.exp(), drawn_by.exp(), experience.advantages))  # fmt: skip
+    is_out = ((pi - mu).abs() > limit) & (((advantages > 0) & (pi > mu)) | ((advantages < 0) & (pi < mu)))
+    counted = experience.response_mask[:, 1:].bool()
+    assert 0 < int((is_out & counted).sum()) < int(counted.sum())
+    factors = ((~is_out) * pi / mu * advantages * counted).float()
+    logits = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits
+    expected = slope(model, (token_logprobs(logits, experience.ids)[0] * factors).sum() / counted.sum())
+    found = moved(noisy(tiny_policy), replace(experience, rollout_logprobs=drawn_by), correction="divergence",
+                  divergence_limit=limit, tis_cap=1e6, clip_low=1.0, clip_high=1e6)  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    plain = moved(noisy(tiny_policy), replace(experience, rollout_logprobs=drawn_by), tis_cap=1e6)
+    assert float((found - plain).abs().max()) > 1e-3
+
+
 def unscored(known: Experience, asked: list[list[int]]) -> Experience:
     """The same experience before anybody has scored it; the rows of every pass of its own are added to `asked`."""
     scores = torch.stack((known.old_logprobs, known.entropies))
