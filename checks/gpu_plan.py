@@ -57,7 +57,7 @@ class GpuPlan:
 def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     """Return the plan of one iteration on a GPU of `total` bytes (0: unknown)."""
     shape = sharing.setup.networks[0].shape
-    held, backward, step, delivery = memory_plan(sharing.setup).phases
+    held, backward, step, delivery, proven = memory_plan(sharing.setup).phases
     contexts = {"contexts": (1 + sharing.num_engines + len(sharing.beside)) * _CONTEXT}
     if total and sharing.beside:
         contexts["engines of the reward"] = int(sum(sharing.beside) * total)
@@ -66,10 +66,9 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     engines = {"engines": share} if total else {"engines' weights": served}
     asleep = {} if sharing.sleeps else engines
     update = max(backward, step, key=lambda phase: phase.bytes)
-    copy = -(-4 * shape.parameters // (sharing.setup.ranks if sharing.setup.stage == 3 else 1))
     row = sharing.row * shape.vocabulary
     scored = _SCORED * min(8 * row, max(MAX_LOGITS, row))
-    proof = delivery.parts | {"perturbed copy": copy, "scores": scored}  # with moments, which a resume has
+    proof = proven.parts | {"scores": scored}  # with moments, which a resume has
     arriving, kept = {}, {}
     if sharing.cut == 1:  # else they come through the machine's memory
         arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(shape.vocabulary, shape.hidden)}

@@ -338,5 +338,7 @@ def memory_plan(setup: Setup) -> Plan:
     if setup.delivered or setup.buffers:
         sent = {"delivered copy": 4 * setup.delivered, "delivery buffers": setup.buffers}
         phases.append(Phase("delivery", _added(rest, sent)))
+        copy = -(-4 * setup.networks[0].shape.parameters // (setup.ranks if setup.cuts_weights else 1))
+        phases.append(Phase("start-up proof", _added(rest, sent, {"perturbed copy": copy})))
     host = _added(*(beside for _, beside in states), held if is_beside else {}, {"moving average": 4 * setup.averaged})
     return Plan(phases, host)

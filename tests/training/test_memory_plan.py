@@ -117,10 +117,14 @@ def test_learners_take_turns_and_what_is_read_lies_beside_them() -> None:
     both = replace(FP32, networks=(FP32.networks[0], Network(replace(SHAPE, outputs=1), P)), frozen=50,
                    reference=replace(SHAPE, parameters=20), ranks=2, delivered=30, buffers=77, averaged=20)  # fmt: skip
     assert parts(both, "between steps") == {"frozen networks": 200 + 80, "weights": 8 * P, "moments": 16 * P}
-    assert len(memory_plan(both).phases) == 4
+    assert len(memory_plan(both).phases) == 5
     assert parts(both, "backward pass")["gradients"] == 4 * P + 3200  # the policy's: a scalar head has no scores
     assert parts(both, "delivery")["delivered copy"] == 120
     assert parts(both, "delivery")["delivery buffers"] == 77
+    proof = {**parts(both, "delivery"), "perturbed copy": 4 * P}
+    assert parts(both, "start-up proof") == proof
+    cut = replace(both, has_deepspeed=True, stage=3)
+    assert parts(cut, "start-up proof")["perturbed copy"] == 2 * P
     assert memory_plan(both).host == {"moving average": 80}
 
 
