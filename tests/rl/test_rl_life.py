@@ -89,7 +89,8 @@ def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
         assert whole.policy.loss.kl.coefficient == cut.policy.loss.kl.coefficient != 0.1
     for one, other in pairs:
         assert all(torch.equal(v, other.model.state_dict()[k]) for k, v in one.model.state_dict().items())
-    names = [f"samples/iteration-{number:06d}.jsonl" for number in (2, 4)]
+    numbers = {"evaluation": (0, 2, 4), "iteration": (2, 4)}
+    names = [f"samples/{kind}-{number:06d}.jsonl" for kind, of_kind in numbers.items() for number in of_kind]
     assert sorted(path.name for path in (tmp_path / "cut" / "samples").iterdir()) == [Path(n).name for n in names]
     for name in names:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
