@@ -56,6 +56,9 @@ def _ledger(run: TimelineRun) -> Markup:
     if not fates:
         told = "This run has no ledger/… in metrics.jsonl: it was made before runs kept one."
         return section("ledger", "Where every token ended", *parts, note(told))
+    without = sum("ledger/generated" not in row for row in run.rows)
+    if without:
+        parts.append(note(f"{without} iterations were made before runs kept a ledger, and are not counted."))
     parts.append(_card(list(fates), stacked_chart(run.steps, fates, "tokens per iteration")))
     parts += _mean_sentence(run)
     sums = {name: values[-1] if name == "waiting" else sum(values) for name, values in fates.items()}

@@ -29,11 +29,23 @@ def samples_path(run_dir: Path, iteration: int) -> Path:
     return run_dir / "samples" / f"iteration-{iteration:06d}.jsonl"
 
 
+def evaluation_path(run_dir: Path, version: int) -> Path:
+    """Say where what was drawn in the evaluation of the policy of `version` stands."""
+    return run_dir / "samples" / f"evaluation-{version:06d}.jsonl"
+
+
+def forget_evaluated(run_dir: Path, first: int) -> None:
+    """Remove evaluations of policies behind `first`, where a run goes on: it may not evaluate there again."""
+    for path in run_dir.glob("samples/evaluation-*.jsonl"):
+        if int(path.stem.rpartition("-")[2]) > first:
+            path.unlink()
+
+
 def write_evaluated(run_dir: Path, version: int, groups: Sequence[RolloutGroup], config: SamplesConfig) -> None:
     """Write what an evaluation of the policy of `version` drew (`data.records.Trajectory`), of as many problems and
     rollouts as of an iteration."""
     written = [group.rollouts[: config.rollouts_per_problem or None] for group in groups[: config.num_problems]]
-    path = run_dir / "samples" / f"evaluation-{version:06d}.jsonl"
+    path = evaluation_path(run_dir, version)
     path.parent.mkdir(exist_ok=True)
     write_records(path, [rollout.trajectory for rollouts in written for rollout in rollouts])
 

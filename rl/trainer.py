@@ -21,6 +21,7 @@ from espalier.rl.iteration import Iteration
 from espalier.rl.learner import RunState, write_model
 from espalier.rl.ledger import read_waiting
 from espalier.rl.probes.reward_falls import RewardWatch
+from espalier.rl.samples import forget_evaluated
 from espalier.rl.update import most_rollouts
 from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank
 from espalier.runtime.errors import Stopped
@@ -59,6 +60,7 @@ class Trainer(Iteration):
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
             self.rollout_source.ledger.go_on(read_waiting(self.tracking.path))
+            forget_evaluated(self.run_dir, first)
         self.evaluation.found = from_main_rank(lambda: read_evaluations(self.tracking.path, config.evaluation.metric))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds

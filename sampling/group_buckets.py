@@ -2,16 +2,19 @@
 GPUs, over NVLink or InfiniBand where there are such, without a copy in a machine's memory.
 
 The group is made as the ends join (`sampling.weight_stream`), and tried at once: where one of them cannot come in,
-weights take another way. NCCL wants a GPU for each end. Every wait is this side's own, with a deadline: NCCL's watchdog
-would end the whole process. On CPUs gloo can do the same, which costs more than connections (`sampling.weight_chain`)
+weights take another way. NCCL wants a GPU for each end. Every wait is this side's own, with a deadline, and torch's
+watchdog of NCCL is not there. On CPUs gloo can do the same, which costs more than connections (`sampling.weight_chain`)
 and is chosen by tests and rehearsals alone.
 """
 
+import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,12 +23,14 @@ import torch.distributed
 
 from espalier.sampling.shared_buckets import NUM_SHARED
 
+log = logging.getLogger(__name__)
 dist = cast(Any, torch.distributed)  # parts of it have no types
 CHOSEN_ON = {"cuda"}
 """Kinds of the trainer's device on which weights go by a group where nothing nearer is shared."""
 _GLANCE = 0.5  # seconds between two looks whether the delivery was given up
 _TURN = 5e-5  # seconds between two looks whether a bucket has come
-_WATCHDOG = timedelta(days=1)  # of NCCL's own, which never has to bite
+_AFTER = 12  # times the seconds in which it has to come together, in which gloo gives up: the ends give up before
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 Place = dict[str, str]
 """By what a process finds others for such a group: the `backend`, and the `unit` that it computes on."""
@@ -50,7 +55,7 @@ def is_group(places: list[Place | None]) -> bool:
 
 class GroupBuckets:
     """One end of the group. `address`: of this machine, for gloo; `check`: raises where a delivery is over, given the
-    moment since which nothing has moved (`time.monotonic`); `seconds`: that gloo waits."""
+    moment since which nothing has moved (`time.monotonic`); `seconds`: in which all come in."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, address: str,
                  check: Callable[[float], None], seconds: float):  # fmt: skip
@@ -59,14 +64,17 @@ class GroupBuckets:
         self._check = check
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._works: deque[Any] = deque()
-        store = dist.PrefixStore("buckets", store)
+        self._options = dist.BroadcastOptions()
+        self._options.timeout = timedelta(seconds=seconds)
+        # a connection of its own: one that waits in it would keep all others waiting
+        store = dist.PrefixStore("buckets", store.clone())
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = _WATCHDOG
-            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
+            with _without_watchdog():
+                self._group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
             options = dist.ProcessGroupGloo._Options()
-            options._timeout = timedelta(seconds=4 * seconds)  # torch waits for what is under way where a group is left
+            options._timeout = timedelta(seconds=_AFTER * seconds)
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             self._group = dist.ProcessGroupGloo(store, rank, size, options)
 
@@ -74,33 +82,44 @@ class GroupBuckets:
     def joined(cls, store: Any, rank: int, size: int, device: torch.device, address: str,
                check: Callable[[float], None], mark: str, seconds: float) -> "GroupBuckets":  # fmt: skip
         """Return this end of a group in which a `mark` of the trainer's came to all. Raises RuntimeError where it does
-        not within `seconds`: what still waits for the others is left to itself."""
-        found: list[GroupBuckets] = []
-        errors: list[Exception] = []
+        not within `seconds`, and what `check` raises: what still waits for the others is left to itself."""
+        began, made, errors, is_good = time.monotonic(), list[GroupBuckets](), list[Exception](), threading.Event()
 
         def join() -> None:
             try:
-                end = cls(store, rank, size, device, address, check, seconds)
-                want = torch.tensor(list(bytes.fromhex(mark)), dtype=torch.uint8, device=device)
-                got = want.clone() if rank == 0 else torch.zeros_like(want)
-                end._begin(got).wait()
-                if not torch.equal(got, want):
-                    raise RuntimeError("what came is not what the trainer sent")
-                found.append(end)
+                made.append(cls(store, rank, size, device, address, check, seconds))
+                with _own_stream(device):  # on the one of all others they would wait for what never comes
+                    want = torch.tensor(list(bytes.fromhex(mark)), dtype=torch.uint8, device=device)
+                    got = want.clone() if rank == 0 else torch.zeros_like(want)
+                    work = made[0]._begin(got)
+                    while not work.is_completed():
+                        time.sleep(_TURN)
+                    work.wait()
+                    if not torch.equal(got, want):
+                        raise RuntimeError("what came is not what the trainer sent")
+                    made[0]._options.timeout = timedelta(seconds=_AFTER * seconds)
+                is_good.set()
             except Exception as error:  # of NCCL, CUDA or gloo
                 errors.append(error)
 
         thread = threading.Thread(target=join, name="weights", daemon=True)
         thread.start()
-        thread.join(seconds)
-        if errors:
-            raise RuntimeError(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
-        if not found:
-            raise RuntimeError(f"the others did not come within {seconds:g} s")
-        return found[0]
+        try:
+            while thread.is_alive() and time.monotonic() - began < seconds:
+                thread.join(min(_GLANCE, seconds))
+                check(began)
+            if errors:
+                raise RuntimeError(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
+            if not is_good.is_set():
+                raise RuntimeError(f"the others did not come within {seconds:g} s")
+        except BaseException:
+            for end in made:
+                end.close()
+            raise
+        return made[0]
 
     def _begin(self, part: torch.Tensor) -> Any:
-        return self._group.broadcast([part], dist.BroadcastOptions())
+        return self._group.broadcast([part], self._options)
 
     def _settle(self, work: Any) -> None:
         """Return when it is done. Raises RuntimeError of the group's, and what `check` raises."""
@@ -138,5 +157,33 @@ class GroupBuckets:
 
     def close(self) -> None:
         """Leave, whatever is under way."""
-        self._group.abort()
+        try:
+            self._group.abort()
+        except RuntimeError as error:
+            log.warning("a group of weights was not left in order: %s", str(error).strip().split("\n")[0])
         self._works.clear()
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Have a GPU do what is asked for within beside all else."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Have NCCL's group made within watched by nobody (torch reads it as the group is made): where an end dies the
+    watchdog of torch would end the whole process a minute later, though the delivery was made again by then. Who waits
+    looks after each collective here."""
+    before = os.environ.get(_BLOCKING_WAIT)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_BLOCKING_WAIT)
+        if before is not None:
+            os.environ[_BLOCKING_WAIT] = before

@@ -179,7 +179,7 @@ class ChainEnd:
         """Return this end of a group of devices. Raises RuntimeError where the others do not come."""
         invitation = self.invitation
         return GroupBuckets.joined(store, self.rank, invitation.world_size, device, own_address(invitation.address),
-                                   self._check_others, mark, invitation.seconds / 2)  # fmt: skip
+                                   self._check_others, mark, invitation.seconds / 3)  # fmt: skip
 
     @contextmanager
     def _in_group(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ class WeightSender(ChainEnd):
     """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines; `device`: of
     the weights, which are shared there where all workers are on the same one, else go by a group where each has a GPU
     of its own, else are shared on the CPU where all are on one machine (None: they go by connections).
-    `bucket_bytes`: 0 for what suits the way."""
+    `bucket_bytes`: 0 for what suits the way. `may_group`: whether a group is tried; False behind one that failed."""
 
     def __init__(
         self,
@@ -59,12 +59,14 @@ class WeightSender(ChainEnd):
         seconds: float = 120.0,
         bucket_bytes: int = 0,
         device: torch.device | None = None,
+        may_group: bool = True,
     ):
         door = open_door(address)
         port, key = door.getsockname()[1], secrets.token_hex(8)
         super().__init__(Invitation(address, port, num_receivers + 1, seconds, key), 0)
         self.bucket_bytes = bucket_bytes
         self.device = device
+        self.may_group = may_group
         self._door: socket.socket | None = door
         self._num_offers = 0
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -110,23 +112,27 @@ class WeightSender(ChainEnd):
         places = places_of(self.device)
         shared = [device for place, device in places.items() if all(place in one["shared"] for one in theirs)]
         device = self.device if not any(one.type == "cuda" for one in shared) else None
-        own = group_place(device) if device is not None and device.type in CHOSEN_ON else None
+        can_group = self.may_group and device is not None and device.type in CHOSEN_ON
+        own = group_place(device) if can_group else None
         if device is not None and is_group([own, *(one["group"] for one in theirs)]):
             yield partial(self._offer_group, device=device)
         if shared:
             yield partial(self._offer_shared, device=shared[0])
 
     def _offer_group(self, store: Any, device: torch.device) -> str:
-        mark = secrets.token_hex(16)
+        mark, self.may_group = secrets.token_hex(16), False
         self._tell(store, [{"group": mark} for _ in self._ends])
         try:
             self._group = self._join_group(store, device, mark)
+        except StreamBroken:
+            raise
         except RuntimeError as error:
             self._answers()
             return f"a group: {line_of(error)}"
-        self.bucket_bytes = self.bucket_bytes or bucket_bytes_on(device)
-        failed = self._answers()
-        return f"a group: of an engine {failed[0]}" if failed else ""
+        if failed := self._answers():
+            return f"a group: of an engine {failed[0]}"
+        self.bucket_bytes, self.may_group = self.bucket_bytes or bucket_bytes_on(device), True
+        return ""
 
     def _offer_shared(self, store: Any, device: torch.device) -> str:
         size, shared = self.bucket_bytes or bucket_bytes_on(device), None

@@ -198,7 +198,7 @@ async def measure_weights(rounds: int) -> list[dict[str, float]]:
     def join_all() -> None:
         for sender in senders.values():
             sender.join()
-        if senders["stream"].is_shared or not senders["shared"].is_shared:
+        if [sender.way for sender in senders.values()] != ["connections", "memory that they share"]:
             raise SystemExit("error: the groups do not go the ways that they are named by")
 
     with socket.create_server((address, 0)) as free:

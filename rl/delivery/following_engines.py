@@ -52,6 +52,7 @@ class FollowingEngines:
         self.is_received = False  # what was sent last, by receipts of it
         self.wake_seconds = 0.0  # in which engines were woken, in all
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
+        self._may_group = True
         self._group: WeightGroup | None = None  # once there was a first delivery
 
     async def deliver(self, weights: Mapping[str, torch.Tensor] | Streamed, stamp: str = "") -> None:
@@ -76,7 +77,8 @@ class FollowingEngines:
         await each(one.engine.pause() for one in engines if isinstance(one.engine, PausingEngine))
         if self._group is None or self._group.members != engines:
             self.close()
-            self._group = await join_engines(engines, self.device)
+            self._group = await join_engines(engines, self.device, self._may_group)
+            self._may_group = self._group.stream.may_group  # what failed once is not tried at every replacement
         sent, *receipts = await self._group.send(weights, self.dtype)
         for one, of_workers in zip(engines, receipts, strict=True):
             if of_workers is not None and not of_workers:

@@ -59,14 +59,17 @@ class WeightGroup:
         return await _together(loads, sending, self.stream)
 
 
-async def join_engines(members: Sequence[Serving], device: torch.device | None = None) -> WeightGroup:
-    """Return the group once every worker of every engine is in it; `device`: of the weights. Raises ServerGone."""
+async def join_engines(
+    members: Sequence[Serving], device: torch.device | None = None, may_group: bool = True
+) -> WeightGroup:
+    """Return the group once every worker of every engine is in it; `device`: of the weights; `may_group`: as
+    `WeightSender`. Raises ServerGone."""
     engines = [one.engine for one in members]
     workers = await each(engine.worker_ranks() for engine in engines)
     hosts = [engine.host for engine in engines]
     try:
         address = next((found for found in map(own_address, hosts) if found != LOOPBACK), LOOPBACK)
-        stream = WeightSender(address, sum(map(len, workers)), device=device)
+        stream = WeightSender(address, sum(map(len, workers)), device=device, may_group=may_group)
     except OSError as error:
         raise ServerGone(f"weights do not reach the engines at {', '.join(hosts)}: {error}") from error
     pairs = zip(engines, accumulate(map(len, workers), initial=1), strict=False)

@@ -167,6 +167,8 @@ def test_a_run_without_a_timeline_or_a_ledger_says_what_cannot_be_drawn_and_why(
     assert page.count("This run has no timeline.jsonl: it was made before runs wrote one") == 2
     assert "Nothing was drawn ahead (rollout.max_staleness=0)" in page
     assert "This run has no ledger/… in metrics.jsonl" in page
+    mixed, _ = page_of(write(tmp_path, [row, {**line(2)}], []))
+    assert "1 iterations were made before runs kept a ledger, and are not counted" in mixed
     rows = tables_in(page)
     assert "trained, age 0" not in rows
     assert rows["the learner, for rollouts"] == ["3.0 s", "1.5"]

@@ -23,7 +23,14 @@ from espalier.rl.combinations import check_combinations, check_samples
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.rollout_checks import BadSampling
-from espalier.rl.samples import RolloutLog, samples_path, values_at_step_starts, write_samples
+from espalier.rl.samples import (
+    RolloutLog,
+    evaluation_path,
+    forget_evaluated,
+    samples_path,
+    values_at_step_starts,
+    write_samples,
+)
 from espalier.rl.trainer_from_config import make_further_estimators
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig, compose_config
@@ -387,3 +394,13 @@ def test_samples_of_older_runs_can_be_read(tmp_path: Path) -> None:
     old = [{k: v for k, v in row.items() if not k.startswith("estimator_")} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in old))
     assert [row.estimator_advantages for row in read_records(SampledRollout, path)] == [{}, {}]
+
+
+def test_evaluations_behind_the_point_where_a_run_goes_on_are_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    for number in (0, 2, 4, 1000000):
+        evaluation_path(tmp_path, number).write_text("")
+    samples_path(tmp_path, 4).write_text("")
+    forget_evaluated(tmp_path, 2)
+    names = ["evaluation-000000.jsonl", "evaluation-000002.jsonl", "iteration-000004.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == names
