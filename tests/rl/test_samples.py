@@ -272,7 +272,7 @@ def test_estimators_of_one_kind_get_completions_of_their_own_from_an_engine_that
     trainer.run()
     completed = [name for name in asked if "#" in name]
     assert len(set(completed)) == len(completed) > 20
-    (path,) = (tmp_path / "samples").glob("*.jsonl")
+    (path,) = (tmp_path / "samples").glob("iteration-*.jsonl")
     assert read_records(SampledRollout, path)[0].estimator_values.keys() == {"one", "two"}
 
 
