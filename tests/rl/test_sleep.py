@@ -17,6 +17,7 @@ import torch
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.spo import SPO
+from espalier.rl.combinations import check_combinations
 from espalier.rl.combinations import check_sleep as check_sleep_settings
 from espalier.rl.delivery.weight_update_engine import OwnEngine
 from espalier.rl.estimator_context import AdvantageEstimator
@@ -310,3 +311,18 @@ def test_vllms_engine_is_not_put_to_sleep_under_a_request_and_says_when_it_does_
             await client.wake("kv_cache")
 
     asyncio.run(ask())
+
+
+def test_a_recipe_of_a_cluster_takes_turns_on_one_gpu_by_its_layout() -> None:
+    given = ["model.path=M", "output_dir=D", "deepspeed=none", "layout=one_gpu"]
+    with pytest.raises(BadConfig, match=r"set rollout.max_staleness=0"):
+        check_combinations(compose_config(RLConfig, "exp/debug/ppo/tulu", given))
+    config = compose_config(RLConfig, "exp/debug/ppo/tulu", [*given, "rollout.max_staleness=0"])
+    check_combinations(config)
+    assert config.launcher is None
+    assert config.engine.sleeps
+    assert config.client["_target_"].endswith("DataParallelEngines")
+    assert (config.client["num_engines"], config.client["max_model_len"]) == (1, 256)
+    assert config.client["options"]["gpu_memory_utilization"] == 0.5
+    on_ray = compose_config(RLConfig, "exp/debug/ppo/tulu", given[:2])
+    assert (on_ray.client["address"], on_ray.launcher["num_ranks"], on_ray.engine.sleeps) == ("", 1, False)
