@@ -70,6 +70,7 @@ class GroupBuckets:
         store = dist.PrefixStore("buckets", store.clone())
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=seconds)  # that leaving may take
             with _without_watchdog():
                 self._group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
@@ -83,7 +84,8 @@ class GroupBuckets:
                check: Callable[[float], None], mark: str, seconds: float) -> "GroupBuckets":  # fmt: skip
         """Return this end of a group in which a `mark` of the trainer's came to all. Raises RuntimeError where it does
         not within `seconds`, and what `check` raises: what still waits for the others is left to itself."""
-        began, made, errors, is_good = time.monotonic(), list[GroupBuckets](), list[Exception](), threading.Event()
+        began, made, errors = time.monotonic(), list[GroupBuckets](), list[Exception]()
+        is_good, is_over = threading.Event(), threading.Event()
 
         def join() -> None:
             try:
@@ -93,7 +95,8 @@ class GroupBuckets:
                     got = want.clone() if rank == 0 else torch.zeros_like(want)
                     work = made[0]._begin(got)
                     while not work.is_completed():
-                        time.sleep(_TURN)
+                        if is_over.wait(_TURN):
+                            return
                     work.wait()
                     if not torch.equal(got, want):
                         raise RuntimeError("what came is not what the trainer sent")
@@ -113,8 +116,9 @@ class GroupBuckets:
             if not is_good.is_set():
                 raise RuntimeError(f"the others did not come within {seconds:g} s")
         except BaseException:
-            for end in made:
-                end.close()
+            is_over.set()
+            for end in made:  # which may wait for what hangs
+                threading.Thread(target=end.close, name="weights", daemon=True).start()
             raise
         return made[0]
 

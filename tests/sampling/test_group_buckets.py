@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -131,7 +132,7 @@ def test_a_group_whose_first_bucket_never_comes_is_left_before_the_next_way_is_t
         way, found = delivered(seconds=3.0)
     assert way == SHARED
     check(found)
-    assert len(left) == 3
+    assert len({id(end) for end in left}) == 3
     assert "did not come within 1 s" in caplog.text
 
 
@@ -157,7 +158,7 @@ def test_nccl_has_no_watchdog_that_would_end_the_process_and_the_variable_is_put
             return self
 
     class NCCL:
-        Options = object
+        Options = SimpleNamespace
 
         def __init__(self, *_: Any) -> None:
             seen.append(os.environ.get("TORCH_NCCL_BLOCKING_WAIT"))
