@@ -913,7 +913,8 @@ def test_a_cap_below_one_is_refused(tiny_policy: Path, task: WordArithmetic, tok
 
 @pytest.mark.parametrize(("settings", "what"), [
     ({"tis_floor": 1.5}, "tis_floor must be from 0 to 1"),
-    ({"correction": "icepop"}, "correction must be one of clamp, mask, none, got 'icepop'"),
+    ({"correction": "icepop"}, "correction must be one of clamp, mask, divergence, none, got 'icepop'"),
+    ({"correction": "divergence", "divergence_limit": 1.0}, "divergence_limit must be between 0 and 1, got 1"),
     ({"tis_level": "response"}, "tis_level must be one of token, sequence, got 'response'"),
 ])  # fmt: skip
 def test_bounds_of_a_ratio_that_do_not_exist_are_refused(
