@@ -151,9 +151,13 @@ def start(places: Places, run: Run, core: int) -> ProgramJob:
 
 
 def record(places: Places, run: Run) -> Record:
-    """Write and return the record of a finished run; its checkpoints are of no use any more."""
+    """Write and return the record of a finished run; its checkpoints are of no use any more. Raises BadInput where it
+    says nothing of its method."""
     folder = places.run_dir(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    if not any([row["estimate/num_states"] for row in rows if "estimate/num_states" in row] or [1]):
+        raise BadInput(f"{folder}: {run.method.name} valued no state in any iteration, so that this is a run without "
+                       "step credit, and no record is kept: give the method other settings in plan.yaml")  # fmt: skip
     tokens, seconds = 0.0, 0.0
     if run.method.needs_process_rewards:
         tokens, seconds = cost_of_process_rewards(places.process_rewards_of(run.cell))

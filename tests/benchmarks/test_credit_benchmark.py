@@ -445,6 +445,19 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
     changed = replace(SMALL, settings=("server=none", "engine.concurrency=8"))
     assert read_records(changed, results)[0] == []
     assert "other settings" in read_records(changed, results)[1][0]
+    silent = Run(EASY, VINE, 3, 1e-4)
+    places.run_dir(silent).mkdir(parents=True)
+    for num_states, is_said in ((0.0, True), (2.0, False)):
+        rows = [row | ({"estimate/num_states": num_states} if "rollout/reward" in row else {}) for row in ROWS]
+        rows.append({"step": 9, "estimate/num_states": num_states})
+        (places.run_dir(silent) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if is_said:
+            with pytest.raises(BadInput, match="valued no state in any iteration"):
+                record(places, silent)
+            assert read_records(SMALL, results)[0] == [kept]
+        else:
+            record(places, silent)
+            places.record_path(silent).unlink()
     other_method = Run(EASY, VINE, 3, 1e-4)
     check_policies([kept], [other_method], lambda cell: policy)
     (policy / "model.safetensors").write_bytes(b"others")
