@@ -54,8 +54,8 @@ def _ledger(run: TimelineRun) -> Markup:
     text += "the program was stopped before it trained on them; waiting in batches ahead at the end of the iteration."
     parts: list[str] = [tag("p", text)]
     if not fates:
-        told = "This run has no ledger/… in metrics.jsonl: it was made before runs kept one."
-        return section("ledger", "Where every token ended", *parts, note(told))
+        missing = "This run has no ledger/… in metrics.jsonl: it was made before runs kept one."
+        return section("ledger", "Where every token ended", *parts, note(missing))
     without = sum("ledger/generated" not in row for row in run.rows)
     if without:
         parts.append(note(f"{without} iterations were made before runs kept a ledger, and are not counted."))

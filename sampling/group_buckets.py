@@ -89,18 +89,22 @@ class GroupBuckets:
 
         def join() -> None:
             try:
-                made.append(cls(store, rank, size, device, address, check, seconds))
+                end = cls(store, rank, size, device, address, check, seconds)
+                made.append(end)
+                if is_over.is_set():  # too late for whoever waited: nobody else leaves it
+                    end.close()
+                    return
                 with _own_stream(device):  # on the one of all others they would wait for what never comes
                     want = torch.tensor(list(bytes.fromhex(mark)), dtype=torch.uint8, device=device)
                     got = want.clone() if rank == 0 else torch.zeros_like(want)
-                    work = made[0]._begin(got)
+                    work = end._begin(got)
                     while not work.is_completed():
                         if is_over.wait(_TURN):
                             return
                     work.wait()
                     if not torch.equal(got, want):
                         raise RuntimeError("what came is not what the trainer sent")
-                    made[0]._options.timeout = timedelta(seconds=_AFTER * seconds)
+                    end._options.timeout = timedelta(seconds=_AFTER * seconds)
                 is_good.set()
             except Exception as error:  # of NCCL, CUDA or gloo
                 errors.append(error)
@@ -117,8 +121,8 @@ class GroupBuckets:
                 raise RuntimeError(f"the others did not come within {seconds:g} s")
         except BaseException:
             is_over.set()
-            for end in made:  # which may wait for what hangs
-                threading.Thread(target=end.close, name="weights", daemon=True).start()
+            for late in made:  # which may wait for what hangs
+                threading.Thread(target=late.close, name="weights", daemon=True).start()
             raise
         return made[0]
 

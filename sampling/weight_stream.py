@@ -299,7 +299,7 @@ class WeightReceiver(ChainEnd):
             raise
 
     def _receive(self) -> Iterator[tuple[str, torch.Tensor]]:
-        length, plan_bytes = bytearray(_LENGTH), bytearray()
+        length = bytearray(_LENGTH)
         self._read(memoryview(length))
         plan_bytes = bytearray(int.from_bytes(length, "big"))
         self._read(memoryview(plan_bytes))

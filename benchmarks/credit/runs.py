@@ -155,7 +155,8 @@ def record(places: Places, run: Run) -> Record:
     says nothing of its method."""
     folder = places.run_dir(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    if not any([row["estimate/num_states"] for row in rows if "estimate/num_states" in row] or [1]):
+    num_states = [row["estimate/num_states"] for row in rows if "estimate/num_states" in row]
+    if num_states and not any(num_states):
         raise BadInput(f"{folder}: {run.method.name} valued no state in any iteration, so that this is a run without "
                        "step credit, and no record is kept: give the method other settings in plan.yaml")  # fmt: skip
     tokens, seconds = 0.0, 0.0

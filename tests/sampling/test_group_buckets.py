@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,24 @@ def test_a_group_whose_first_bucket_never_comes_is_left_before_the_next_way_is_t
     check(found)
     assert len({id(end) for end in left}) == 3
     assert "did not come within 1 s" in caplog.text
+
+
+def test_an_end_that_is_made_too_late_is_left_all_the_same() -> None:
+    left = threading.Event()
+
+    class Slow(GroupBuckets):
+        def __init__(self, *_: Any) -> None:
+            time.sleep(0.5)
+
+        def close(self) -> None:
+            left.set()
+
+        def _begin(self, part: torch.Tensor) -> Any:
+            pytest.fail("nobody waits for it any more")
+
+    with pytest.raises(RuntimeError, match="did not come within 0.1 s"):
+        Slow.joined(None, 0, 1, CPU, LOOPBACK, lambda _: None, "00", 0.1)
+    assert left.wait(5)
 
 
 def test_a_group_that_failed_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
