@@ -150,7 +150,7 @@ def test_an_end_that_is_made_too_late_is_left_all_the_same() -> None:
         def _begin(self, part: torch.Tensor) -> Any:
             pytest.fail("nobody waits for it any more")
 
-    with pytest.raises(RuntimeError, match="did not come within 0.1 s"):
+    with pytest.raises(RuntimeError, match=r"did not come within 0\.1 s"):
         Slow.joined(None, 0, 1, CPU, LOOPBACK, lambda _: None, "00", 0.1)
     assert left.wait(5)
 
