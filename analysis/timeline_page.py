@@ -68,6 +68,9 @@ def _ledger(run: TimelineRun) -> Markup:
             for name, value in sums.items()]  # fmt: skip
     rows.append(["generated, as counted when they came", f"{run.total('ledger/generated'):,.0f}", "–"])
     parts.append(table(["tokens", "in all", "% of those that came"], rows))
+    if valued := run.total("ledger/completions_valued"):
+        parts.append(note(f"Beside them {valued:,.0f} tokens were sampled for the estimator, and valued states or "
+                          "rollouts; none is trained on."))  # fmt: skip
     samples = run.total("rollout/lost_samples")
     if samples:
         parts.append(note(f"Engines that were gone owed {samples:,.0f} samples, which were asked for again. At least "

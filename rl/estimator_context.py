@@ -17,7 +17,7 @@ from espalier.rewards.score import Reward, Score, scores_of
 from espalier.rl.experience import RowScorer
 from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.rollout import Sampler, named_by
+from espalier.rl.rollout import Sampler
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank, world_size
@@ -36,7 +36,7 @@ class EstimatorContext:
     params: SamplingParams
     """Those of the iteration's rollouts."""
     policy_version: int
-    """What the engine serves now."""
+    """What the engine serves now: the number of the iteration."""
     clock: Clock
     """Counts the phases completions, reward and prefill, on all ranks alike."""
     policy: Any
@@ -64,9 +64,7 @@ class EstimatorContext:
         """Sample one scored group per problem. Raises ServerGone, BadInput, ProbeFailed."""
         with self.clock.phase("completions"):
             groups = from_main_rank(
-                lambda: self.loop.run(
-                    self.sampler.rollout(problems, params, named_by(self.asker, name), self.policy_version)
-                )
+                lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version, self.asker))
             )
         self._count([rollout.trajectory for group in groups for rollout in group.rollouts])
         with self.clock.phase("reward"):
@@ -78,7 +76,9 @@ class EstimatorContext:
         """Sample the graded completions of every state, `params[i].n` of state i. Raises ServerGone, BadInput."""
         with self.clock.phase("completions"):
             rows = from_main_rank(
-                lambda: self.loop.run(self.sampler.complete(states, params, round_number, self.asker))
+                lambda: self.loop.run(
+                    self.sampler.complete(states, params, round_number, self.asker, turn=self.policy_version)
+                )
             )
         self._count([completion for row in rows for completion in row])
         return rows
@@ -139,8 +139,8 @@ class AdvantageEstimator(Protocol):
 
 @runtime_checkable
 class NamesCompletions(Protocol):
-    """An estimator that says of a scored group alone what it is going to ask of it, so that this can be asked while the
-    other groups of the batch are still drawn."""
+    """An estimator that says of a scored group alone what it is going to ask of it, so that this can be asked while
+    other groups are still drawn, and, of batches that are drawn ahead, while the policy is trained."""
 
     def first_completions(
         self, group: RolloutGroup, decode: Decode, params: SamplingParams

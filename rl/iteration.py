@@ -137,7 +137,9 @@ class Iteration:
         learn them."""
         clock = self.metrics.clock
         with clock.phase("advantage"):
-            estimate = self.estimator(groups, experience, self._context(iteration, clock))
+            context = self._context(iteration, clock)
+            estimate = self.estimator(groups, experience, context)
+            self.metrics.add(self.rollout_source.value(context.num_completion_tokens))
             estimate = estimate_of_main_rank(estimate, experience.response_mask)
             if is_main_rank():
                 self._steps.look(estimate)

@@ -1,9 +1,11 @@
-"""Where every sampled token of a run ended: the balance of an asynchronous run's rollouts.
+"""Where every sampled token of a run ended: the balance of rollouts, and that of completions.
 
 Tokens are those that rollouts drew themselves. A token that has come is trained on (by its age: how many versions the
 policy was ahead of the one that drew it), dropped as agreeing (dynamic sampling's surplus), dropped by the filter, or
-waiting in a batch that is drawn ahead; such a batch is drawn again where the program ends before it is trained on. Both
-sides are counted where things happen, not one from the other, so that a batch that is lost or trained on twice shows.
+waiting in a batch that is drawn ahead; such a batch is drawn again where the program ends before it is trained on. What
+an estimator has sampled beside them (completions of states, other rollouts) has valued something, waits with its batch
+or is drawn again with it. Both sides are counted where things happen, not one from the other, so that what is lost, or
+used twice, shows.
 """
 
 import json
@@ -25,11 +27,12 @@ def tokens_of(groups: Iterable[RolloutGroup]) -> int:
     return sum(len(rollout.drawn_ids) for group in groups for rollout in group.rollouts)
 
 
-def read_waiting(path: Path) -> int:
-    """Return the tokens that waited after the last iteration in a metrics.jsonl."""
+def read_waiting(path: Path) -> tuple[int, int]:
+    """Return the tokens (of rollouts, of completions) that waited after the last iteration in a metrics.jsonl."""
     rows = (json.loads(line) for line in path.read_text().splitlines()) if path.is_file() else ()
-    found = [row["ledger/waiting"] for row in rows if "ledger/waiting" in row]
-    return int(found[-1]) if found else 0
+    found = [row for row in rows if "ledger/waiting" in row]
+    last = found[-1] if found else {}
+    return int(last.get("ledger/waiting", 0)), int(last.get("ledger/completions_waiting", 0))
 
 
 class Ledger:
@@ -38,14 +41,16 @@ class Ledger:
     def __init__(self, max_age: int):
         self.max_age = max_age
         self.generated = self.agreeing = self.filtered = self.drawn_again = 0
+        self.valued = self.completions_again = 0
         self.trained: Counter[int] = Counter()
         self._before: dict[str, int] = {}
 
-    def go_on(self, waiting: int) -> None:
+    def go_on(self, waiting: int, completions: int) -> None:
         """Take over the tokens that waited when the program of before ended: they came there, and their batches are
         drawn again."""
         self.generated += waiting
         self.drawn_again += waiting
+        self.completions_again += completions
         self._before["generated"] = self.generated
 
     def train(self, groups: Iterable[RolloutGroup], version: int) -> None:
@@ -64,7 +69,18 @@ class Ledger:
                              "waiting")  # fmt: skip
         counts = {f"trained_age_{age}": self.trained[age] for age in range(self.max_age + 1)}
         counts |= {"agreeing": self.agreeing, "filtered": self.filtered, "generated": self.generated}
-        counts["drawn_again"] = self.drawn_again
-        new = {name: count - self._before.get(name, 0) for name, count in counts.items()}
-        self._before = counts
-        return {f"ledger/{name}": float(value) for name, value in (new | {"waiting": waiting}).items()}
+        return self._new(counts | {"drawn_again": self.drawn_again}) | {"ledger/waiting": float(waiting)}
+
+    def close_completions(self, came: int, waiting: int) -> dict[str, float]:
+        """Return the balance of completions likewise; `came`: their tokens since the program began, `waiting`: those
+        that the estimator has not asked for yet. Raises LedgerOpen."""
+        if came != self.valued + waiting:
+            raise LedgerOpen(f"{came} tokens of completions came, and {self.valued} have valued states, {waiting} wait")
+        counts = {"completions": came, "completions_valued": self.valued}
+        counts["completions_drawn_again"] = self.completions_again
+        return self._new(counts) | {"ledger/completions_waiting": float(waiting)}
+
+    def _new(self, counts: dict[str, int]) -> dict[str, float]:
+        new = {f"ledger/{name}": float(count - self._before.get(name, 0)) for name, count in counts.items()}
+        self._before |= counts
+        return new

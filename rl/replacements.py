@@ -57,6 +57,8 @@ class Asked:
     _num_scored: int = 0
     _num_good: int = 0
     _is_over: bool = False
+    _verdicts: dict[str, bool] = field(default_factory=dict)  # by problem; one that was refused is not good
+    _undecided: dict[str, RolloutGroup] = field(default_factory=dict)
 
     def ask(self) -> None:
         """Begin to ask as many more as are wanted now, as far as there are candidates."""
@@ -68,11 +70,19 @@ class Asked:
             self.order += [problem.id for problem in problems]
             self.parts.append(asyncio.create_task(self.draw(problems, name)))
 
-    def look(self, groups: Sequence[RolloutGroup], num_refused: int = 0) -> None:
-        """Take in scored groups and refusals, and ask more in their place."""
-        self._num_scored += len(groups) + num_refused
-        self._num_good += sum(map(self.is_good, groups))
+    def look(self, groups: Sequence[RolloutGroup], refused: Sequence[Refusal] = ()) -> list[RolloutGroup]:
+        """Take in scored groups and refusals, and ask more in their place; return the groups that are certain by now to
+        be trained on."""
+        good = {group.problem.id: group for group in groups if self.is_good(group)}
+        self._num_scored += len(groups) + len(refused)
+        self._num_good += len(good)
+        self._verdicts |= {one.problem_id: False for one in refused}
+        self._verdicts |= {group.problem.id: group.problem.id in good for group in groups}
+        self._undecided |= good
+        first = islice((problem for problem in self.order if self._verdicts.get(problem, True)), self.wanted)
+        certain = [self._undecided.pop(problem) for problem in first if problem in self._undecided]
         self.ask()
+        return certain
 
     async def drawn(self, part: asyncio.Task[Drawn]) -> Drawn:
         """Return what a part has drawn. Raises what any part raises, as soon as it does."""

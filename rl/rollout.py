@@ -1,21 +1,23 @@
 """Problems → rollout groups, through the sampling client: token ids and log-probs, nothing re-tokenised.
 
-Requests run concurrently, `concurrency` at most. A wait has a deadline: a server that died, or from which
-nothing came for `stall_seconds`, ends the run.
+Requests run concurrently, `concurrency` at most, whoever asks; those of an earlier batch go first. A wait has a
+deadline: a server that died, or from which nothing came for `stall_seconds`, ends the run.
 """
 
 import asyncio
+import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from espalier.data.prompts import encode_prompt
-from espalier.data.records import BadInput, Completion, Problem, State
+from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.rl.probes.checks import crashed
 from espalier.rl.rollout_checks import Refusal
+from espalier.rl.turns import Turns
 from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
     Client,
@@ -57,7 +59,8 @@ def version_of(stamp: str) -> int:
 @dataclass
 class Sampler:
     """Asks `client` (open, and bound to the running event loop) for rollouts of `task`. `concurrency`: requests under
-    way at once, at all engines together."""
+    way at once, at all engines together. A `turn` is the number of the batch that something is asked for: of what waits
+    the smallest goes first."""
 
     client: Client
     task: Task
@@ -67,13 +70,21 @@ class Sampler:
     check_server: Callable[[], None] = lambda: None
     generated_tokens: int = field(init=False, default=0)
     """Tokens that the engine has generated for training so far."""
+    completion_tokens: int = field(init=False, default=0)
+    """Tokens of completions, and of rollouts that none is trained on, which came for the run's own estimator."""
+    _turns: Turns = field(init=False)
     _watch: StallWatch = field(init=False)
     _may_ask: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _num_asked: int = field(init=False, default=0)
     _none_asked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    _begun: dict[str, tuple[SamplingParams, asyncio.Task[list[Completion]]]] = field(init=False, default_factory=dict)
+    _idle_since: float = field(init=False, default_factory=time.monotonic)
+    _idle_seconds: float = field(init=False, default=0.0)
+    _begun: dict[int, dict[str, tuple[SamplingParams, asyncio.Task[list[Completion]]]]] = field(
+        init=False, default_factory=dict
+    )  # by turn and state
 
     def __post_init__(self) -> None:
+        self._turns = Turns(self.concurrency)
         self._watch = StallWatch(self.stall_seconds, lambda: self.check_server(), self._is_working)
         self._may_ask.set()
         self._none_asked.set()
@@ -82,13 +93,14 @@ class Sampler:
         return isinstance(self.client, ShowsLife) and await self.client.is_working()
 
     async def rollout(
-        self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
+        self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int, asker: str = ""
     ) -> list[RolloutGroup]:
-        """Return one group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where
-        the server refuses one)."""
-        groups, refused = await self.draw(problems, params, name, policy_version)
+        """Return one group a problem, in order; ids are `{name}/{problem}/{k}`, behind `{asker}/` where one is named.
+        Raises ServerGone, BadInput (also where the server refuses one)."""
+        groups, refused = await self.draw(problems, params, named_by(asker, name), policy_version)
         if refused:
             raise BadInput(f"problem {refused[0].problem_id} cannot be sampled: {refused[0].reason}")
+        self._came(asker, [rollout.trajectory for group in groups for rollout in group.rollouts])
         return groups
 
     async def draw(
@@ -97,47 +109,66 @@ class Sampler:
         params: SamplingParams,
         name: str,
         policy_version: int | Callable[[], int],
-        gate: asyncio.Semaphore | None = None,
+        turn: int = 0,
         is_cost: bool = True,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
         """Return `rollout`, of the problems that the server does not refuse; and the others. `policy_version` is a
-        function where it may change before all are asked; `gate` is shared with others that are drawn meanwhile;
-        `is_cost`: whether the tokens count as generated for training; `on_group` gets every group as it is drawn."""
+        function where it may change before all are asked; `is_cost`: whether the tokens count as generated for
+        training; `on_group` gets every group as it is drawn."""
         calls = [partial(self._group, problem, params, name, policy_version, is_cost, on_group) for problem in problems]
-        found = await self._all(calls, gate)
+        found = await self._all(calls, turn)
         refused = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if isinstance(one, RolloutGroup)], refused
 
     async def complete(
-        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0, asker: str = ""
+        self,
+        states: Sequence[State],
+        params: Sequence[SamplingParams],
+        round_number: int = 0,
+        asker: str = "",
+        turn: int = 0,
     ) -> list[list[Completion]]:
         """Return the graded completions of every state, in order; ids are those of the offline callers, behind
         `{asker}/` where one is named (an id is a request's seed where `params.is_seeded`).
 
         Raises ServerGone, BadInput.
         """
-        is_begun = round_number == 0 and not asker
-        ask = self._begun_or_new if is_begun else partial(self._completions, round_number=round_number, asker=asker)
-        return await self._all([partial(ask, *pair) for pair in zip(states, params, strict=True)])
+        begun = self._begun.get(turn, {}) if round_number == 0 and not asker else {}
 
-    def begin_completions(
-        self, states: Sequence[State], params: Sequence[SamplingParams], gate: asyncio.Semaphore
-    ) -> None:
-        """Ask already for what `complete` is going to be asked in its first round, behind all that waits at `gate`;
-        `complete` waits for these answers in place of asking."""
+        def ask(state: State, one: SamplingParams) -> Callable[[], Coroutine[Any, Any, list[Completion]]]:
+            if state.id in begun:
+                return partial(_begun_with, one, *begun.pop(state.id), state)
+            return partial(self._in_turn, turn, partial(self._completions, state, one, round_number, asker))
+
+        return await self._wait_for([ask(*pair) for pair in zip(states, params, strict=True)])
+
+    def begin_completions(self, states: Sequence[State], params: Sequence[SamplingParams], turn: int) -> None:
+        """Ask already for what `complete` is going to be asked in its first round of this turn, behind all that waits
+        for it; `complete` waits for these answers in place of asking."""
+        begun = self._begun.setdefault(turn, {})
         for state, one in zip(states, params, strict=True):
             call = partial(self._completions, state, one, 0, "")
-            self._begun[state.id] = one, asyncio.create_task(_behind(gate, call))
+            begun[state.id] = one, asyncio.create_task(self._in_turn(turn, call))
 
-    async def give_up_begun(self) -> int:
-        """Cancel what was begun and never asked for; return how many states that were."""
-        tasks = [task for _, task in self._begun.values()]
-        self._begun.clear()
+    async def give_up_begun(self, turn: int) -> int:
+        """Cancel what was begun for this turn and never asked for; return how many states that were."""
+        tasks = [task for _, task in self._begun.pop(turn, {}).values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
+
+    @property
+    def waiting_completion_tokens(self) -> int:
+        """Count the tokens of completions that have come before they were asked for."""
+        tasks = [task for begun in self._begun.values() for _, task in begun.values()]
+        return sum(
+            len(one.response_ids)
+            for task in tasks
+            if task.done() and not task.cancelled() and task.exception() is None
+            for one in task.result()
+        )
 
     async def branch(self, cuts: Sequence[Cut], num: int, params: SamplingParams) -> list[list[Rollout]]:
         """Return `num` rollouts from every cut, in order; ids are `{state}/{k}`. They may use what the cut leaves of
@@ -153,21 +184,40 @@ class Sampler:
         """Ask again."""
         self._may_ask.set()
 
+    def take_idle_seconds(self) -> float:
+        """Return the seconds since the last call in which nothing was asked."""
+        now, idle = time.monotonic(), self._idle_seconds
+        if self._num_asked == 0:
+            idle += now - self._idle_since
+        self._idle_since, self._idle_seconds = now, 0.0
+        return idle
+
     async def take_work(self) -> list[WorkSpan]:
         """Return what the client's engines did since the last call, where it says that."""
         await asyncio.sleep(0)  # who waits for an engine that is gone by now learns it first
         return self.client.take_work() if isinstance(self.client, ShowsWork) else []
 
-    async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]], gate: asyncio.Semaphore | None = None) -> list[R]:
-        """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""
-        gate = gate or asyncio.Semaphore(self.concurrency)
+    async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]], turn: int = 0) -> list[R]:
+        """Return the results in order, each called as its turn comes; whatever is left undone is cancelled."""
+        return await self._wait_for([partial(self._in_turn, turn, call) for call in calls])
 
+    async def _in_turn(self, turn: int, call: Callable[[], Awaitable[R]]) -> R:
+        async with self._turns.take(turn):
+            return await call()
+
+    async def _wait_for(self, calls: Sequence[Callable[[], Coroutine[Any, Any, R]]]) -> list[R]:
         try:
-            return await self._watch.wait_for([asyncio.create_task(_behind(gate, call)) for call in calls])
+            return await self._watch.wait_for([asyncio.create_task(call()) for call in calls])
         except ServerGone as error:
             raise crashed(error, self.check_server) from None
 
+    def _came(self, asker: str, sampled: Sequence[Trajectory | Completion]) -> None:
+        if not asker:
+            self.completion_tokens += sum(len(one.response_ids) for one in sampled)
+
     async def _ask(self, request: SampleRequest, params: SamplingParams, is_cost: bool = True) -> list[Sample]:
+        if self._num_asked == 0:
+            self._idle_seconds += time.monotonic() - self._idle_since
         self._num_asked += 1
         self._none_asked.clear()
         try:
@@ -176,6 +226,7 @@ class Sampler:
             self._num_asked -= 1
             if self._num_asked == 0:
                 self._none_asked.set()
+                self._idle_since = time.monotonic()
         if is_cost:
             self.generated_tokens += sum(len(sample.token_ids) for sample in samples)
         return samples
@@ -247,25 +298,19 @@ class Sampler:
 
         return await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
 
-    async def _begun_or_new(self, state: State, params: SamplingParams) -> list[Completion]:
-        begun = self._begun.pop(state.id, None)
-        if begun is None:
-            return await self._completions(state, params, 0, "")
-        if begun[0] != params:
-            begun[1].cancel()
-            raise ValueError(f"completions of state {state.id} were begun with {begun[0]} and are asked for {params}")
-        return await begun[1]
-
     async def _completions(
         self, state: State, params: SamplingParams, round_number: int, asker: str
     ) -> list[Completion]:
         request_id = named_by(asker, round_id(state.id, round_number))
         samples = await self._sample_from(state, request_id, params)
-        return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
+        found = await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
+        self._came(asker, found)
+        return found
 
     async def _sample_from(self, state: State, request_id: str, params: SamplingParams) -> list[Sample]:
         ids = state.prompt_ids + state.prefix_ids
         request = SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
+        await self._may_ask.wait()
         try:
             samples = await self._ask(request, params)
         except NotAnswered as error:
@@ -276,6 +321,10 @@ class Sampler:
         return samples
 
 
-async def _behind(gate: asyncio.Semaphore, call: Callable[[], Awaitable[R]]) -> R:
-    async with gate:
-        return await call()
+async def _begun_with(
+    params: SamplingParams, begun: SamplingParams, task: asyncio.Task[list[Completion]], state: State
+) -> list[Completion]:
+    if begun != params:
+        task.cancel()
+        raise ValueError(f"completions of state {state.id} were begun with {begun} and are asked for {params}")
+    return await task

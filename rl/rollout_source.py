@@ -50,6 +50,9 @@ class RolloutSource(Protocol):
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Return scored groups that the policy of version `iteration` is to be trained on, the same on every rank."""
 
+    def value(self, num_tokens: int) -> dict[str, float]:
+        """Take in how many tokens the estimator of an iteration has had sampled; return their balance as metrics."""
+
     def at_rest(self, version: int) -> AbstractContextManager[None]:
         """Have the engines take the weights of `version` within the block; on every rank."""
 
@@ -135,8 +138,9 @@ class SampledGroups:
     tree: TreeRollouts | None = None
     """None: the rollouts of a group are independent."""
     valued_by: NamesCompletions | None = None
-    """Whose completions of a scored group are begun while other groups are drawn, where it is certain that this group
-    is trained on, and by this version: nothing is drawn ahead, replaced or filtered."""
+    """Whose completions of a scored group are begun as soon as it is certain that this group is trained on: while
+    others are drawn, and, of a batch that is drawn ahead, by the versions that the policy has until then. A filter
+    chooses among rollouts when a batch is trained on: with one nothing is begun."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -144,11 +148,8 @@ class SampledGroups:
         self._version = 0
         self._ahead: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
-        self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         self._num_gone: dict[str, int] = {}
         self._parts, self._cut = RewardPartsWatch(), CutWatch()
-        # rank 0's alone, and of its loop
-        self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
@@ -167,6 +168,16 @@ class SampledGroups:
         self._version = version
         if waits and is_main_rank():
             self.loop.run(_call(self.sampler.go_on))
+
+    def value(self, num_tokens: int) -> dict[str, float]:
+        """Rank 0 knows. Raises LedgerOpen."""
+
+        def close() -> dict[str, float]:
+            sampler = self.sampler
+            self.ledger.valued += num_tokens
+            return self.ledger.close_completions(sampler.completion_tokens, sampler.waiting_completion_tokens)
+
+        return from_main_rank(lambda: self.loop.run(_call(close)))
 
     def _take(self, iteration: int) -> tuple[list[RolloutGroup], dict[str, float]]:
         """Return (the scored groups to train on, what was drawn for them)."""
@@ -207,7 +218,7 @@ class SampledGroups:
         # both sides are looked at in the loop's thread, which changes them together
         measured |= self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
         if config.rollout.max_staleness > 0:
-            idle, self._idle_seconds = self._idle_seconds, 0.0
+            idle = self.loop.run(_call(self.sampler.take_idle_seconds))
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
             measured |= {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
@@ -234,7 +245,7 @@ class SampledGroups:
         that they serve this version."""
         sync, config = self.delivery.sync, self.config
         await sync.check_version(iteration)
-        num_begun = await self.sampler.give_up_begun()
+        num_begun = await self.sampler.give_up_begun(iteration - 1)
         if num_begun:
             raise RuntimeError(f"completions of {num_begun} states were begun, and the estimator did not ask for them")
         self.delivery.begin_proof()
@@ -256,17 +267,13 @@ class SampledGroups:
         waits = self.tree is not None or computes_here(self.reward)
 
         def draw(problems: list[Problem], name: str) -> Coroutine[Any, Any, Drawn]:
-            return self.sampler.draw(
-                problems, self.params, name, lambda: self._version, self._gate, on_group=scores.add
-            )
+            return self.sampler.draw(problems, self.params, name, lambda: self._version, iteration, on_group=scores.add)
 
-        async def look(groups: Sequence[RolloutGroup]) -> None:
-            asked.look(groups)
-            await self._begin_completions(groups)
+        async def look(groups: Sequence[RolloutGroup], refused: Sequence[Refusal] = ()) -> None:
+            await self._begin_completions(asked.look(groups, refused), iteration)
 
         scores = GroupScores(self.reward, waits, look)
         asked = Asked(rollout.num_problems, self._candidates(iteration), draw, self._is_good)
-        self._begins(iteration)
         try:
             asked.ask()
             for part in asked.parts:  # grows meanwhile
@@ -280,7 +287,7 @@ class SampledGroups:
                     check_refused(batch.refused, len(drawn) + len(refused), rollout.max_refused_share)
                 is_drawn = asked.is_drawn
                 scored, seconds = await scores.finish(drawn)
-                asked.look(scored if waits else [], len(refused))
+                await look(scored if waits else [], refused)
                 batch.groups += scored
                 batch.reward_seconds += seconds if is_drawn else 0.0
             if len(asked.parts) > 1 and batch.groups:
@@ -289,11 +296,10 @@ class SampledGroups:
         except BaseException:
             await asked.give_up()
             await scores.give_up()
-            await self.sampler.give_up_begun()
+            await self.sampler.give_up_begun(iteration)
             raise
         finally:
             await scores.give_up()
-            self._ends(iteration)
         ended = time.monotonic()
         batch.seconds = ended - begun
         counts = {"requests": len(batch.groups), "samples": sum(len(group.rollouts) for group in batch.groups)}
@@ -311,25 +317,16 @@ class SampledGroups:
             )
             yield from ((name, problem) for problem in drawn)
 
-    async def _begin_completions(self, groups: Sequence[RolloutGroup]) -> None:
+    async def _begin_completions(self, groups: Sequence[RolloutGroup], iteration: int) -> None:
         """Ask for the completions of groups that the estimator is going to ask for."""
-        rollout, estimator = self.config.rollout, self.valued_by
-        is_kept = rollout.max_staleness == 0 and rollout.dynamic_sampling_rounds == 0 and self.rollout_filter is None
-        if estimator is None or not is_kept:
+        estimator = self.valued_by
+        if estimator is None or self.rollout_filter is not None:
             return
         text_of = decode(self.sampler.tokenizer)
         for group in groups:
             found = await asyncio.to_thread(estimator.first_completions, group, text_of, self.params)
             states, params = [state for state, _ in found], [one for _, one in found]
-            self.sampler.begin_completions(states, params, self._gate)
-
-    def _begins(self, iteration: int) -> None:
-        if all(task.done() for number, task in self._ahead.items() if number != iteration):
-            self._idle_seconds += time.monotonic() - self._idle_since
-
-    def _ends(self, iteration: int) -> None:
-        if all(task.done() for number, task in self._ahead.items() if number != iteration):
-            self._idle_since = time.monotonic()
+            self.sampler.begin_completions(states, params, iteration)
 
 
 async def _call(function: Callable[[], R]) -> R:

@@ -59,7 +59,7 @@ class Trainer(Iteration):
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
-            self.rollout_source.ledger.go_on(read_waiting(self.tracking.path))
+            self.rollout_source.ledger.go_on(*read_waiting(self.tracking.path))
             forget_evaluated(self.run_dir, first)
         self.evaluation.found = from_main_rank(lambda: read_evaluations(self.tracking.path, config.evaluation.metric))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None

@@ -66,7 +66,9 @@ def small_run(folder: Path) -> Path:
     """Three iterations; the program is stopped after the second and started again an hour later; engine 1 is lost in
     the third and comes back on another node."""
     rows: list[dict[str, Any]] = [line(1), line(2), {"step": 2, "eval/accuracy": 0.5, "seconds/evaluate": 3.0}]
-    rows.append(line(3, **{"rollout/lost_samples": 6.0, "rollout/lost_tokens": 18.0}))
+    rows.append(
+        line(3, **{"rollout/lost_samples": 6.0, "rollout/lost_tokens": 18.0, "ledger/completions_valued": 31.0})
+    )
     events = [event(0, "run", "start", 0, 0), *iteration_events(1, 1), *iteration_events(2, 11)]
     events += [event(3, "learner", "rollout", 21, 22), event(3, "engine 0 of 2", "asked", 21, 22, tokens=7)]  # cut
     events += [event(2, "run", "start", 3622, 3622), *iteration_events(3, 3623)]
@@ -105,6 +107,7 @@ def test_every_token_of_the_ledger_is_on_the_page_and_they_add_up(tmp_path: Path
     assert rows["generated, as counted when they came"][0] == "300", "180 + 60 + 30 + 15 + 15"
     assert rows["lost, at least"] == ["18", "–"]
     assert "Engines that were gone owed 6 samples" in page
+    assert "Beside them 31 tokens were sampled for the estimator" in page
     assert page.count("<polygon") == 6
     numbers = ["trained, age 0 20", "trained, age 1 60", "agreeing 10", "filtered 5", "waiting 15", "lost, at least 18"]
     assert "\n".join(["iteration 3", *numbers]) in page

@@ -1,6 +1,7 @@
 """Groups scored, and valued, while others of their batch are still drawn."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_source import SampledGroups
+from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams
@@ -103,6 +105,15 @@ def test_a_group_is_scored_while_others_are_drawn_and_all_come_in_the_order_of_d
         assert [score.total for score in group.scores] == [len(r.trajectory.response_ids) for r in group.rollouts]
 
 
+class OutcomesOfANetwork(OutcomeReward):
+    """Waits for whole parts of a batch."""
+
+    def to(self, device: torch.device) -> None: ...
+
+    def networks(self) -> dict[str, Any]:
+        return {"judge": torch.nn.Linear(1, 1)}
+
+
 class MovedForecasts(StatedForecasts):
     """Has networks to move."""
 
@@ -163,19 +174,21 @@ def vineppo_context(source: SampledGroups, loop: BackgroundLoop) -> EstimatorCon
     return EstimatorContext(loop, source.sampler, source.reward, PARAMS, 0, Clock(), policy=None)
 
 
+def estimate_with(estimator: VinePPO, groups: Sequence[RolloutGroup], context: EstimatorContext) -> Any:
+    rows = [rollout.trajectory.response_ids for group in groups for rollout in group.rollouts]
+    length = max(map(len, rows))
+    mask = torch.tensor([[k < len(row) for k in range(length)] for row in rows])
+    experience: Any = SimpleNamespace(response_mask=mask)
+    return estimator(groups, experience, context)
+
+
 def estimate_of(
-    client: FakeClient, task: WordArithmetic, tokenizer: Any, estimator: VinePPO, is_early: bool, **settings: Any
+    client: FakeClient, task: WordArithmetic, tokenizer: Any, estimator: VinePPO, is_early: bool
 ) -> tuple[Any, SampledGroups]:
     with BackgroundLoop() as loop:
         source = source_of(client, task, tokenizer, OutcomeReward(), loop)
-        source.config = replace(source.config, rollout=replace(source.config.rollout, **settings))
         source.valued_by = estimator if is_early else None
-        groups = source(0)
-        length = max(len(rollout.trajectory.response_ids) for group in groups for rollout in group.rollouts)
-        rows = [rollout.trajectory.response_ids for group in groups for rollout in group.rollouts]
-        mask = torch.tensor([[k < len(row) for k in range(length)] for row in rows])
-        experience: Any = SimpleNamespace(response_mask=mask)
-        return estimator(groups, experience, vineppo_context(source, loop)), source
+        return estimate_with(estimator, source(0), vineppo_context(source, loop)), source
 
 
 def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_change_no_number(
@@ -188,7 +201,7 @@ def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_chan
         asked[is_early] = client.order = []
         found[is_early], source = estimate_of(client, task, tokenizer, VinePPO(2, "sampled"), is_early)
         assert source.sampler.generated_tokens > 0
-        assert asyncio.run(source.sampler.give_up_begun()) == 0
+        assert asyncio.run(source.sampler.give_up_begun(0)) == 0
     assert torch.equal(found[True].advantages, found[False].advantages)
     assert found[True].metrics == found[False].metrics
     assert found[True].metrics["num_states"] >= NUM
@@ -196,14 +209,100 @@ def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_chan
     assert len(states) == len(set(states)) == found[True].metrics["num_states"]  # nothing is asked twice
 
 
-@pytest.mark.parametrize("settings", [{"dynamic_sampling_rounds": 1}, {"max_staleness": 1}])
-def test_nothing_is_completed_early_where_a_group_may_not_be_trained_on(
-    settings: dict[str, int], task: WordArithmetic, tokenizer: Any
-) -> None:
-    client = FakeClient(tokenizer, num_lines=2)
+class Half:
+    """A filter."""
+
+    num_kept = 1
+
+    def __call__(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        return [replace(group, rollouts=group.rollouts[:1], scores=group.scores[:1]) for group in groups]
+
+
+def test_nothing_is_completed_early_where_a_filter_chooses_rollouts_later(task: WordArithmetic, tokenizer: Any) -> None:
     estimator = VinePPO(2, "sampled")
     estimator.first_completions = None  # type: ignore[assignment]  # who asks it fails
-    estimate_of(client, task, tokenizer, estimator, True, **settings)
+    with BackgroundLoop() as loop:
+        source = source_of(FakeClient(tokenizer, num_lines=2), task, tokenizer, OutcomeReward(), loop)
+        source.valued_by, source.rollout_filter = estimator, Half()
+        assert len(source(0)) == NUM
+
+
+class FewRight:
+    """A fifth of the solutions are right."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(float(sum(trajectory.response_ids) % 5 == 0)) for trajectory in trajectories]
+
+
+class FewRightOfANetwork(FewRight, OutcomesOfANetwork):
+    """The same, by whole parts of a batch."""
+
+
+class Noted(FakeClient):
+    """Notes all requests; each takes a while that its id draws."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer, num_lines=1)
+        self.asked = list[str]()
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        self.asked.append(request.id)
+        await asyncio.sleep(0.02 * random.Random(f"of {request.id}").random())
+        return await super().sample(request, params)
+
+    def problems_of_states(self, iteration: int) -> set[str]:
+        """The problems whose states were completed for a batch."""
+        states = (name for name in self.asked if "#" in name and name.startswith(f"rl-{iteration}"))
+        return {state.split("#")[0].rsplit("/", 1)[0].split("/", 1)[1] for state in states}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_only_groups_that_are_trained_on_are_completed_where_others_are_replaced(
+    waits: bool, task: WordArithmetic, tokenizer: Any
+) -> None:
+    """And nearly all of them before the estimator asks; groups that only fill up wait for it."""
+    client = Noted(tokenizer)
+    with BackgroundLoop() as loop:
+        source = source_of(client, task, tokenizer, FewRightOfANetwork() if waits else FewRight(), loop)
+        source.config = replace(source.config, rollout=replace(source.config.rollout, dynamic_sampling_rounds=2))
+        source.valued_by = VinePPO(2, "sampled")
+        groups = source(0)
+        loop.run(asyncio.sleep(0.2))
+        drawn = {name.split("/", 1)[1] for name in client.asked if "#" not in name}
+        differ = {group.problem.id for group in groups if len(set(group.rewards)) == 2}
+        assert len(drawn) > NUM == len(groups) >= len(differ) > 2
+        assert client.problems_of_states(0) == differ
+
+
+def test_batches_that_are_drawn_ahead_are_completed_while_the_policy_is_trained(
+    task: WordArithmetic, tokenizer: Any
+) -> None:
+    """By the versions it has until then; the estimator waits for those answers, asks nothing twice, and the balance of
+    completions closes."""
+    client, estimator = Noted(tokenizer), VinePPO(2, "sampled")
+    with BackgroundLoop() as loop:
+        source = source_of(client, task, tokenizer, OutcomeReward(), loop)
+        rollout = replace(source.config.rollout, max_staleness=1)
+        source.config = replace(source.config, rollout=rollout, num_iterations=3)
+        source.valued_by = estimator
+        rows = []
+        for iteration in range(3):
+            groups = source(iteration)
+            context = replace(vineppo_context(source, loop), policy_version=iteration)
+            estimate_with(estimator, groups, context)
+            rows.append(source.value(context.num_completion_tokens))
+            assert client.problems_of_states(iteration) == {group.problem.id for group in groups}
+            end = time.monotonic() + 10
+            while iteration < 2 and len(client.problems_of_states(iteration + 1)) < NUM:  # "training"
+                assert time.monotonic() < end, "nothing of the next batch is completed before this one is trained on"
+                time.sleep(0.005)
+            with source.at_rest(iteration + 1):
+                pass
+        assert len(client.asked) == len(set(client.asked))
+        waited = [row["ledger/completions_waiting"] for row in rows]
+        assert waited[0] > 0 == waited[-1]
+        came, valued = (sum(row[f"ledger/{name}"] for row in rows) for name in ("completions", "completions_valued"))
+        assert came == valued == source.sampler.completion_tokens > 0
 
 
 def test_completions_that_were_begun_and_are_not_asked_for_end_the_run(task: WordArithmetic, tokenizer: Any) -> None:
@@ -212,7 +311,7 @@ def test_completions_that_were_begun_and_are_not_asked_for_end_the_run(task: Wor
         source.valued_by = VinePPO(2, "sampled")
         source(0)
         with pytest.raises(RuntimeError, match="were begun, and the estimator did not ask for them"):
-            source(0)
+            source(1)
 
 
 def test_completions_that_fail_early_end_the_run_where_they_are_asked_for(task: WordArithmetic, tokenizer: Any) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -20,7 +19,7 @@ from espalier.rl.rollout_source import SampledGroups
 from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from tests.rl.test_group_scores import NUM, source_of
+from tests.rl.test_group_scores import NUM, OutcomesOfANetwork, source_of
 from tests.support.rl_cases import PARAMS, FakeClient
 
 SEED = 3  # of `source_of`
@@ -39,15 +38,6 @@ class Slow(FakeClient):
         if request.id.split("/", 1)[1] in self.refused:
             raise Refused("too long")
         return await super().sample(request, params)
-
-
-class OutcomesOfANetwork(OutcomeReward):
-    """Waits for whole parts of a batch."""
-
-    def to(self, device: torch.device) -> None: ...
-
-    def networks(self) -> dict[str, Any]:
-        return {"judge": torch.nn.Linear(1, 1)}
 
 
 def replacing(

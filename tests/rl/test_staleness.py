@@ -19,9 +19,11 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.outcome import OutcomeReward
+from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_staleness
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.ledger import Ledger, LedgerOpen, read_waiting
 from espalier.rl.probes import watch
 from espalier.rl.probes.checks import VERSION, ProbeFailed
@@ -35,6 +37,8 @@ from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
+from tests.rl.test_group_scores import estimate_with
+from tests.support.made_up_time import MadeUpTime
 from tests.support.metrics_page import is_defined
 from tests.support.rl_cases import PARAMS, FakeClient, Repeatable, make_trainer, read_metrics, share_of_even_tokens
 from tests.support.root_config import root_config
@@ -49,48 +53,65 @@ AHEAD: dict[str, Any] = {"tis_cap": 2.0, "evaluation_every": 0, "save_every": 0,
 class Timed(FakeClient):
     """Every response takes a unit of time."""
 
+    def __init__(self, tokenizer: Any, num_lines: int = 0):
+        super().__init__(tokenizer, num_lines=num_lines)
+        self.begun = list[str]()
+
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         self.begun.append(request.id.split("/")[0])
         await asyncio.sleep(UNIT)
         return await super().sample(request, params)
 
-    begun: list[str]
+
+def timed_source(client: FakeClient, task: WordArithmetic, loop: BackgroundLoop, **settings: Any) -> SampledGroups:
+    config = root_config(RLConfig, output_dir="", rollout_num_problems=2, seed=3, **settings)
+    sampler = Sampler(client, task, client.tokenizer, concurrency=1000, stall_seconds=60)
+    delivery: Any = NoDelivery()
+    problems = list(task.problems("train"))[:20]
+    return SampledGroups(config, problems, sampler, PARAMS, OutcomeReward(), delivery, loop, IterationMetrics())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("max_staleness", "units"), [(0, 14), (1, 8)])
-def test_seven_iterations_of_a_second_each_way_take_eight_units_ahead_and_fourteen_in_turn(
+def test_seven_iterations_of_a_unit_each_way_take_eight_units_ahead_and_fourteen_in_turn(
     max_staleness: int, units: int, task: WordArithmetic, tokenizer: Any
 ) -> None:
     """The published example of one-step-off-policy training, but that no batch is drawn or trained on twice."""
-    config = root_config(
-        RLConfig, output_dir="", rollout_num_problems=2, num_iterations=7, max_staleness=max_staleness, seed=3
-    )
-    client = Timed(tokenizer)
-    client.begun = []
-    sampler = Sampler(client, task, tokenizer, concurrency=8, stall_seconds=60)
-    problems = list(task.problems("train"))[:20]
-    delivery: Any = NoDelivery()
-    events: list[str] = []
-    with BackgroundLoop() as loop:
-        source = SampledGroups(
-            config, problems, sampler, PARAMS, OutcomeReward(), delivery, loop, IterationMetrics()
-        )  # fmt: skip
-        started = time.monotonic()
+    client, events = Timed(tokenizer), list[str]()
+    with MadeUpTime() as loop:
+        source = timed_source(client, task, loop, num_iterations=7, max_staleness=max_staleness)
         for iteration in range(7):
             groups = source(iteration)
             ages = {iteration - r.policy_version for group in groups for r in group.rollouts}
             events.append(f"{iteration} trains on age {ages.pop()}, drawn: {len(set(client.begun))}")
-            time.sleep(UNIT)
+            loop.pass_time(UNIT)
             with source.at_rest(iteration + 1):
                 pass
-        taken = (time.monotonic() - started) / UNIT
-    assert units <= taken < units + 2
+        assert loop.now == pytest.approx(units * UNIT)
     if max_staleness:
         ahead = [f"{k} trains on age 1, drawn: {min(k + 2, 7)}" for k in range(1, 7)]
         assert events == ["0 trains on age 0, drawn: 2", *ahead]
     else:
         assert events == [f"{k} trains on age 0, drawn: {k + 1}" for k in range(7)]
+
+
+@pytest.mark.parametrize(("max_staleness", "units"), [(0, 4 * 7), (1, 4 + 2 * 6)])
+def test_values_of_states_of_a_batch_ahead_take_no_time_beside_training(
+    max_staleness: int, units: int, task: WordArithmetic, tokenizer: Any
+) -> None:
+    """Rollouts take a unit, completions of their states another one, and training two: with batches ahead an iteration
+    takes as long as the longer of both sides."""
+    client, estimator = Timed(tokenizer, num_lines=2), VinePPO(2, "sampled")
+    with MadeUpTime() as loop:
+        source = timed_source(client, task, loop, num_iterations=7, max_staleness=max_staleness)
+        source.valued_by = estimator
+        for iteration in range(7):
+            groups = source(iteration)
+            context = EstimatorContext(loop, source.sampler, source.reward, PARAMS, iteration, Clock(), policy=None)
+            estimate_with(estimator, groups, context)
+            loop.pass_time(2 * UNIT)
+            with source.at_rest(iteration + 1):
+                pass
+        assert loop.now == pytest.approx(units * UNIT)
 
 
 class Drained(Repeatable):
@@ -154,19 +175,13 @@ def run_ahead(
 
 def test_what_engines_and_trainer_wait_for_is_measured(task: WordArithmetic, tokenizer: Any) -> None:
     """Drawing takes one unit and training three: engines that may be one batch ahead stand still for two of them."""
-    client, metrics, delivery = Timed(tokenizer), IterationMetrics(), NoDelivery()
-    client.begun = []
-    config = root_config(RLConfig, output_dir="", rollout_num_problems=2, num_iterations=5, max_staleness=1)
-    sampler = Sampler(client, task, tokenizer, concurrency=8, stall_seconds=60)
-    made: Any = delivery
-    rows = []
+    client, rows = Timed(tokenizer), []
     with BackgroundLoop() as loop:
-        problems = list(task.problems("train"))[:20]
-        source = SampledGroups(config, problems, sampler, PARAMS, OutcomeReward(), made, loop, metrics)
+        source = timed_source(client, task, loop, num_iterations=5, max_staleness=1)
         for iteration in range(4):
             source(iteration)
             time.sleep(3 * UNIT)
-            rows.append(metrics.take())
+            rows.append(source.metrics.take())
     for row in rows[2:]:
         assert row["queue/engines_idle_seconds"] == pytest.approx(2 * UNIT, abs=UNIT / 2)
         assert row["queue/batch_seconds"] == pytest.approx(UNIT, abs=UNIT / 2)
@@ -197,6 +212,27 @@ def test_tokens_are_never_older_than_allowed_and_every_one_ends_in_the_ledger(
     assert any(0 < row["ledger/trained_age_1"] < row["rollout/tokens"] for row in rows)  # versions within a batch
     asked = [name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")]
     assert sorted(asked) == sorted(f"rl-{k}" for k in range(6) for _ in range(6))  # each batch once, whole
+
+
+@pytest.mark.parametrize("kind", [InFlight, Drained])
+def test_states_of_a_batch_that_is_drawn_ahead_are_completed_before_the_policy_is_trained_on_it(
+    kind: type[Engine], parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    estimator = VinePPO(2, "sampled")
+    trainer, engine = run_ahead(kind, tmp_path / "run", parts, max_staleness=1, num_iterations=3, estimator=estimator)
+    trainer.rollout_source.valued_by = estimator
+    trainer.run()
+    assert kind is InFlight or not any(engine.open_at_load)
+    states = [(int(name.split("/")[0].removeprefix("rl-")), int(version))
+              for name, version in engine.asked if name.startswith("rl-") and "#" in name]  # fmt: skip
+    assert {batch - version for batch, version in states} == {0, 1}
+    assert sum(batch > version for batch, version in states) > len(states) / 4
+    rows = read_metrics(tmp_path / "run")
+    assert rows[0]["ledger/completions_waiting"] > 0 == rows[-1]["ledger/completions_waiting"]
+    for row in rows:
+        assert row["ledger/completions_valued"] == row["estimate/completion_tokens"] > 0
+    sampled = sum(row["ledger/generated"] + row["ledger/completions"] for row in rows)
+    assert sampled == pytest.approx(sum(row["sampling/tokens"] for row in rows), rel=0.02)
 
 
 @pytest.mark.slow
@@ -268,16 +304,19 @@ def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
 
 def test_what_waited_when_a_program_ended_is_drawn_again_and_came_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert read_waiting(path) == 0
-    path.write_text(
-        "".join(json.dumps(row) + "\n" for row in ({"ledger/waiting": 9.0}, {"ledger/waiting": 7.0}, {"a": 1}))
-    )
+    assert read_waiting(path) == (0, 0)
+    last = {"ledger/waiting": 7.0, "ledger/completions_waiting": 4.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({"ledger/waiting": 9.0}, last, {"a": 1})))
     ledger = Ledger(1)
-    ledger.go_on(read_waiting(path))
+    ledger.go_on(*read_waiting(path))
     ledger.generated += 5
-    first, second = ledger.close(5), ledger.close(5)
+    ledger.valued += 2
+    first, second = (ledger.close(5) | ledger.close_completions(8, 6) for _ in range(2))
     assert (first["ledger/generated"], first["ledger/drawn_again"], first["ledger/waiting"]) == (5, 7, 5)
     assert (second["ledger/generated"], second["ledger/drawn_again"]) == (0, 0)
+    completions = [f"ledger/completions{name}" for name in ("", "_valued", "_waiting", "_drawn_again")]
+    assert [first[name] for name in completions] == [8, 2, 6, 4]
+    assert [second[name] for name in completions] == [0, 0, 6, 0]
 
 
 class _Calls:
@@ -380,6 +419,8 @@ def test_a_ledger_that_does_not_close_ends_the_run(
     ledger.train(groups, 5)  # twice
     with pytest.raises(LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"):
         ledger.close(num)
+    with pytest.raises(LedgerOpen, match="9 tokens of completions came, and 0 have valued states, 8 wait"):
+        Ledger(1).close_completions(9, 8)
 
 
 def test_older_rollouts_without_a_correction_and_trees_are_refused() -> None:
@@ -491,5 +532,5 @@ def test_metrics_of_an_asynchronous_run_are_defined(
     (row, _) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     page = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
     names = [name for name in row if name.startswith(("ledger/", "queue/")) or name in AGES]
-    assert len(names) == 12
+    assert len(names) == 16
     assert [name for name in names if not is_defined(name, page)] == []
