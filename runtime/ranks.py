@@ -11,6 +11,8 @@ STARTED_BY = "ESPALIER_LAUNCHER"  # set in ranks that a launcher of ours has sta
 STARTED_AGAIN = "ESPALIER_STARTED_AGAIN"
 """The variable that says to a rank that its run was started again: a node that is away is waited for, and so is a rank
 of before that still saves."""
+AGAIN_WITH_LESS = "less"
+"""Its value where nodes stayed away: nobody waits for them any more."""
 
 
 def rank() -> int:

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import espalier
-from espalier.runtime.ranks import STARTED_AGAIN
+from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN
 
 log = logging.getLogger("espalier.ray_cluster")
 R = TypeVar("R")
@@ -190,15 +190,20 @@ class Room:
             )
 
 
-def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Return what the nodes (total resources of each) lack for it, "" where they could hold it."""
+def places_of(room: Room, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return how many such places the nodes (total resources of each) could hold, however many are wanted."""
     fits = [_places(room.resources, node) for node in nodes]
-    could = {
+    return {
         "PACK": sum(fits),
         "SPREAD": sum(fits),
         "STRICT_PACK": max(fits, default=0),
         "STRICT_SPREAD": sum(fit > 0 for fit in fits),
     }[room.strategy]
+
+
+def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Return what the nodes (total resources of each) lack for it, "" where they could hold it."""
+    could = places_of(room, nodes)
     if could >= room.number:
         return ""
     each = _spelled(room.resources)
@@ -225,7 +230,7 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
     from ray.util import placement_group
 
     awaits_nodes = awaits_nodes or bool(os.environ.get(STARTED_AGAIN))
-    if not awaits_nodes and (lacking := missing_room(room, _nodes())):
+    if not awaits_nodes and (lacking := missing_room(room, nodes_beside_ranks())):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
     end, is_told = time.monotonic() + seconds, False
@@ -248,7 +253,44 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
     return group
 
 
-def _nodes() -> list[dict[str, float]]:
+async def reserve_most(room: Room, seconds: float) -> tuple[Any, int]:
+    """Return what `reserve` does and its number of places; of a run that was started again after these seconds (of one
+    that has given its nodes up, soon) a group of as many as the nodes that are left can hold. Raises as `reserve`."""
+    again = os.environ.get(STARTED_AGAIN)
+    try:
+        return await reserve(room, _REACH_SECONDS if again == AGAIN_WITH_LESS else seconds), room.number
+    except NoCluster:
+        fewer = places_of(room, nodes_beside_ranks())
+        if not again or not 0 < fewer < room.number:
+            raise
+        log.warning("nodes are away: there are %d of %d %s", fewer, room.number, room.what)
+        return await reserve(replace(room, number=fewer), seconds), fewer
+
+
+def request_place(resources: Mapping[str, float]) -> Any:
+    """Return a placement group of one place, which Ray makes once it is free."""
+    from ray.util import placement_group
+
+    return placement_group([dict(resources)])
+
+
+def num_nodes_for(room: Room, in_use: bool = False) -> int:
+    """Return how many living nodes have room for any of its places, other work apart; those alone that are `in_use` by
+    anybody."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node() if in_use else {}
+    found = 0
+    for node in ray.nodes():
+        total = node["Resources"]
+        left = free.get(node["NodeID"], {})
+        is_used = any(left.get(name, 0.0) < total[name] for name in room.resources if name in total)
+        found += node["Alive"] and _places(room.resources, total) > 0 and (is_used or not in_use)
+    return found
+
+
+def nodes_beside_ranks() -> list[dict[str, float]]:
     """Return the resources of every living node, but for those that the ranks of this very run hold."""
     import ray
     from ray.util import placement_group_table

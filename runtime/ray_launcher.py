@@ -17,12 +17,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import die_with_parent
-from espalier.runtime.ranks import STARTED_AGAIN, STARTED_BY, exit_code_of_ranks, may_start_again
+from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN, STARTED_BY, exit_code_of_ranks, may_start_again
 from espalier.runtime.ray_cluster import (
     ROOM_OF_RANKS,
     TOKEN_MODE,
@@ -37,6 +37,7 @@ from espalier.runtime.ray_cluster import (
     has_gpus,
     join_cluster,
     leave_cluster,
+    num_nodes_for,
     place_actor,
     place_of_actor,
     release,
@@ -46,6 +47,7 @@ from espalier.runtime.ray_cluster import (
 log = logging.getLogger("espalier.launcher")
 
 _LOST = 3
+_SAVED = 128 + signal.SIGTERM
 _OTHERS_SECONDS = 90.0  # that the other ranks have to end by themselves when one has ended: runtime.peers sees to it
 _SAVE_SECONDS = 240.0
 _CALL_SECONDS = 60.0
@@ -53,6 +55,8 @@ _PATIENCE_SECONDS = 60.0  # with an actor that cannot be reached
 _END_SECONDS = 10.0
 _PAUSE_SECONDS = 2.0
 _GLANCE_SECONDS = 0.1
+_LOOK_SECONDS = 20.0
+_NUM_LOOKS = 3
 _CHUNK = 1 << 16
 _SERIALS = itertools.count(1)
 
@@ -163,7 +167,8 @@ class RayLauncher:
     the run lasts); `num_ranks`; `cpus_each` and `gpus_each` of a rank (0 or 1; null: 1 where the cluster has any);
     `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine or a node;
     `start_seconds` to wait for room, and for a node that is to come back; `resources`, other ones of a rank, by which
-    nodes are chosen.
+    nodes are chosen; `min_ranks` (null: `num_ranks`): with how many, by the share of nodes that are left, a run goes on
+    whose node does not come back within `start_seconds`. Once it is back all ranks save and are started again.
     """
 
     address: str = "auto"
@@ -174,11 +179,18 @@ class RayLauncher:
     max_restarts: int = 2
     start_seconds: float = 300.0
     resources: Mapping[str, float] | None = None
+    min_ranks: int | None = None
     _signal: int = field(default=0, init=False)
+    _grows: bool = field(default=False, init=False)
+    _num_nodes: int = field(default=0, init=False)  # that ranks and engines are on; before that is known, could be on
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
             raise BadRoom(f"launcher.num_ranks must be at least 1, got {self.num_ranks}")
+        if self.min_ranks is not None and not 1 <= self.min_ranks <= self.num_ranks:
+            raise BadRoom(
+                f"launcher.min_ranks must be 1 to launcher.num_ranks ({self.num_ranks}), got {self.min_ranks}"
+            )
         if self.gpus_each not in (None, 0, 1):
             raise BadRoom(f"launcher.gpus_each must be 0, 1 or null, a rank computes on one GPU: got {self.gpus_each}")
         self._wanted(0)  # a misspelt placement ends the run here
@@ -200,12 +212,17 @@ class RayLauncher:
         try:
             # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them
             gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
+            self._num_nodes = num_nodes_for(self._wanted(gpus))
             code = await self._attempt(command, gpus, is_first=True)
-            for number in range(self.max_restarts):
-                if self._signal or not may_start_again(code):
-                    break
-                times = f"{number + 1} of {self.max_restarts}"
-                log.warning("the ranks ended with exit code %d: started again (%s)", code, times)
+            num_lost = 0
+            while not self._signal and (self._grows or (num_lost < self.max_restarts and may_start_again(code))):
+                if self._grows and code == _SAVED:
+                    log.warning("all nodes are there again: started with %d ranks", self.num_ranks)
+                else:
+                    num_lost += 1
+                    times = f"{num_lost} of {self.max_restarts}"
+                    log.warning("the ranks ended with exit code %d: started again (%s)", code, times)
+                self._grows = False
                 await asyncio.sleep(_PAUSE_SECONDS)
                 code = await self._attempt(command, gpus, is_first=False)
             return code
@@ -217,12 +234,12 @@ class RayLauncher:
         self._signal = number
 
     async def _attempt(self, command: list[str], gpus: int, is_first: bool) -> int:
-        room = self._wanted(gpus)
-        group = await self._unless_stopped(reserve(room, self.start_seconds, awaits_nodes=not is_first))
-        if group is None:
+        found = await self._unless_stopped(self._reserve(self._wanted(gpus), is_first))
+        if found is None:
             return 128 + self._signal
+        group, room = found
         ranks: list[_Rank] = []
-        hosts = [place_actor(RankHost, group, number, room.resources) for number in range(self.num_ranks)]
+        hosts = [place_actor(RankHost, group, number, room.resources) for number in range(room.number)]
         try:
             try:
                 async with asyncio.timeout(self.start_seconds):
@@ -231,11 +248,46 @@ class RayLauncher:
             except (ActorLost, TimeoutError) as error:
                 log.warning("the ranks were not started: %s", str(error) or f"not in {self.start_seconds:g} s")
                 return _LOST
-            return await self._ended(ranks)
+            return await self._ended(ranks, room)
         finally:
             await asyncio.gather(*(asyncio.to_thread(end_actor, host, "end", _END_SECONDS) for host in hosts))
             with suppress(Exception):  # of a cluster that is gone
                 release(group)
+
+    async def _reserve(self, room: Room, is_first: bool) -> tuple[Any, Room]:
+        """Return a group of the ranks, and its room: of a run that is started again and whose nodes stay away the
+        share of those that are left. Raises BadRoom, NoCluster."""
+        fewest = self.num_ranks if self.min_ranks is None else self.min_ranks
+        if is_first or fewest == self.num_ranks:
+            return await reserve(room, self.start_seconds, awaits_nodes=not is_first), room
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.start_seconds
+        while (left := end - loop.time()) > 0:
+            if num_nodes_for(room) >= self._num_nodes:
+                with suppress(NoCluster):  # a node is missed only after some heartbeats
+                    return await reserve(room, min(left, _LOOK_SECONDS), awaits_nodes=True), room
+            await asyncio.sleep(_GLANCE_SECONDS)
+        nodes = num_nodes_for(room)
+        room = replace(room, number=min(self.num_ranks, self.num_ranks * nodes // self._num_nodes))
+        what = f"{nodes} of {self._num_nodes} nodes are there"
+        if room.number < fewest:
+            raise NoCluster(f"{what}: their share of the ranks is {room.number}, launcher.min_ranks is {fewest}")
+        log.warning("%s: the run goes on with %d of %d ranks", what, room.number, self.num_ranks)
+        return await reserve(room, self.start_seconds, awaits_nodes=True), room
+
+    async def _look_around(self, room: Room) -> None:
+        """Count the nodes that the run uses while it is whole; else return when as many have been there for a while."""
+        num_looks = most = 0
+        while num_looks < _NUM_LOOKS:
+            await asyncio.sleep(_LOOK_SECONDS)
+            is_whole = room.number == self.num_ranks
+            nodes = await asyncio.to_thread(num_nodes_for, room, in_use=is_whole)
+            if is_whole:
+                most = max(most, nodes)  # one that has just been lost is missed before its ranks are
+                self._num_nodes = most or self._num_nodes
+            else:
+                num_looks = num_looks + 1 if nodes >= self._num_nodes else 0
+        self._grows = True
 
     async def _unless_stopped(self, waiting: Any) -> Any:
         """Return what it returns, None where a signal came first."""
@@ -257,7 +309,7 @@ class RayLauncher:
             "MASTER_PORT": str(port),
             "RAY_ADDRESS": cluster_address(),
             ROOM_OF_RANKS: room,
-            STARTED_AGAIN: "" if is_first else "1",
+            STARTED_AGAIN: "" if is_first else AGAIN_WITH_LESS if len(ranks) < self.num_ranks else "1",
             **{name: os.environ[name] for name in (TOKEN_MODE,) if name in os.environ},
         }
         for rank in ranks:
@@ -271,24 +323,30 @@ class RayLauncher:
             if refused := await call_actor(rank.host, "start", command, os.getcwd(), common | own):
                 raise NoCluster(f"{rank.name} cannot be started: {refused}")
 
-    async def _ended(self, ranks: Sequence[_Rank]) -> int:
+    async def _ended(self, ranks: Sequence[_Rank], room: Room | None = None) -> int:
         """Wait until every rank has ended; the exit code of all."""
         tasks = [asyncio.create_task(_follow_all(ranks)), asyncio.create_task(self._bring_to_end(ranks))]
+        growth = []
+        if room is not None and self.min_ranks is not None:
+            growth.append(asyncio.create_task(self._look_around(room)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            tasks += growth
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return exit_code_of_ranks(0 if rank.is_done else _LOST if rank.code is None else rank.code for rank in ranks)
 
     async def _bring_to_end(self, ranks: Sequence[_Rank]) -> None:
-        """Stop the others once one has ended badly, or all where a signal has come; return when none can be left."""
+        """Stop the others once one has ended badly, or all where a signal has come or the run is to grow; return when
+        none can be left."""
         passed = 0.0
-        while not self._signal and passed < _OTHERS_SECONDS:
+        while not (self._signal or self._grows) and passed < _OTHERS_SECONDS:
             await asyncio.sleep(_GLANCE_SECONDS)
             passed += _GLANCE_SECONDS if any(rank.code is not None for rank in ranks) else 0.0
-        for rank in ranks if not self._signal and all(rank.code in (None, 0) for rank in ranks) else ():
+        is_over = not (self._signal or self._grows) and all(rank.code in (None, 0) for rank in ranks)
+        for rank in ranks if is_over else ():
             rank.is_done = True  # they came to their end together: this one only does not leave
             if rank.code is None:
                 log.warning("%s does not end, though the others are done: it is ended", rank.name)

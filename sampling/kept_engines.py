@@ -67,6 +67,8 @@ class KeptEngines(HasEngines):
         self.num_shortened = 0
         self.num_moved = self.num_lost_samples = self.num_lost_tokens = 0
         self.num_started = [1] * self.num_engines  # processes of each engine so far
+        self.absent: set[int] = set()
+        """Numbers of engines that there is no room for when the others are started: they are as soon as there is."""
         self._engines: list[Any] = []
         self._lost: list[EngineConnection] = []
         self._homes: dict[str, EngineConnection] = {}
@@ -118,7 +120,8 @@ class KeptEngines(HasEngines):
             async with turns.setdefault(devices, asyncio.Lock()) if devices else nullcontext():
                 await engine.start(environment, self.start_seconds)
 
-        starting = [asyncio.create_task(start(number, engine)) for number, engine in enumerate(self._engines)]
+        present = [(number, engine) for number, engine in enumerate(self._engines) if number not in self.absent]
+        starting = [asyncio.create_task(start(number, engine)) for number, engine in present]
         try:
             await asyncio.gather(*starting)
         except BaseException as error:
@@ -130,7 +133,11 @@ class KeptEngines(HasEngines):
                 raise CannotStart(str(error)) from None
             raise
         times = (self.silence_seconds, self.probe_seconds)
-        self._watching = [asyncio.create_task(engine.watch(*times)) for engine in self._engines]
+        self._watching = [asyncio.create_task(engine.watch(*times)) for _, engine in present]
+        for number in self.absent:
+            self._engines[number].gone = "there was no room for it"
+            self._lost.append(self._engines[number])
+            self._replacing[number] = asyncio.create_task(self._replace(number, self._engines[number].log))
 
     async def close(self) -> None:
         """End them all."""

@@ -24,7 +24,8 @@ from espalier.runtime.ray_cluster import (
     leave_cluster,
     place_actor,
     release,
-    reserve,
+    request_place,
+    reserve_most,
 )
 from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_engine import EngineConnection
@@ -160,6 +161,7 @@ class RayEngines(EnginePool):
         super().__post_init__()
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None
+        self._own_groups: dict[int, Any] = {}  # of engines that there was no room for at the start
         self._joined = False
 
     def _wanted(self, gpus: int) -> Room:
@@ -177,7 +179,8 @@ class RayEngines(EnginePool):
             if gpus is None:
                 gpus = num_devices(self.options) if has_gpus() else 0
             self._room = self._wanted(gpus)
-            self._group = await reserve(self._room, self.start_seconds)
+            self._group, number = await reserve_most(self._room, self.start_seconds)
+            self.absent = set(range(number, self.num_engines))
             await super().open()
         except BaseException:
             await self.close()
@@ -186,8 +189,9 @@ class RayEngines(EnginePool):
     async def close(self) -> None:
         """End the engines, give back what they had, leave the cluster."""
         await super().close()
-        group, self._group = self._group, None
-        if group is not None:
+        groups = [*self._own_groups.values()] + ([] if self._group is None else [self._group])
+        self._group, self._own_groups = None, {}
+        for group in groups:
             with contextlib.suppress(Exception):  # of a cluster that is gone
                 release(group)
         if self._joined:
@@ -196,10 +200,19 @@ class RayEngines(EnginePool):
 
     async def has_room(self, number: int) -> bool:
         """Say whether its place is on a node that lives: Ray gives it another one, once one is free."""
-        looking = asyncio.create_task(asyncio.to_thread(has_place, self._group, number))
+        if number in self.absent:
+            if self.placement.startswith("STRICT"):  # a place of its own would know nothing of the others
+                return False
+            if number not in self._own_groups:
+                self._own_groups[number] = request_place(self._room.resources)
+        looking = asyncio.create_task(asyncio.to_thread(has_place, *self._place(number)))
         self._ending = [task for task in self._ending if not task.done()]
         self._ending.append(looking)  # the thread is waited for before the cluster is left, also where this is ended
         return await asyncio.shield(looking)
+
+    def _place(self, number: int) -> tuple[Any, int]:
+        own = self._own_groups.get(number)
+        return (self._group, number) if own is None else (own, 0)
 
     def can_sleep(self) -> bool:
         """Say True: what its nodes have is known when they are joined, and vLLM refuses to sleep on CPUs."""
@@ -212,7 +225,7 @@ class RayEngines(EnginePool):
 
         def make_host(name: str) -> Any:
             own = (name, self.program, self.kv_cache_gib, self.cpus_each)
-            return place_actor(EngineHost, self._group, number, self._room.resources, *own)
+            return place_actor(EngineHost, *self._place(number), self._room.resources, *own)
 
         return RayEngine(name, log, make_host, self.model, self.settings(number), self._lose)
 

@@ -21,6 +21,8 @@ from espalier.runtime.ray_launcher import RayLauncher
 from tests.support.ray_head import Head, free_port
 
 ray = pytest.importorskip("ray")
+from ray._private.state import available_resources_per_node  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 240
 
@@ -36,7 +38,8 @@ signal.signal(signal.SIGTERM, stop)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS",
          "OMP_NUM_THREADS")
 with open(path, "a") as file:
-    file.write(json.dumps({name: os.environ.get(name) for name in names} | {"pid": os.getpid()}) + "\\n")
+    own = {"pid": os.getpid(), "AGAIN": os.environ["ESPALIER_STARTED_AGAIN"]}
+    file.write(json.dumps({name: os.environ.get(name) for name in names} | own) + "\\n")
 start = len(open(path).readlines())
 print(f"rank {rank} is here", flush=True)
 if word == "killed" and start == 1:
@@ -46,7 +49,7 @@ if word == "bad" and rank == "1":
     sys.exit(2)
 if word == "three":
     sys.exit(3)
-if word == "waits" and start == 1 or word == "bad":
+if word == "waits" and start == 1 or word in ("bad", "shrinks"):
     time.sleep(60)
 """
 
@@ -87,14 +90,16 @@ def launched(cluster: Any, folder: Path, word: str, **settings: Any) -> subproce
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(folder / "program.py"), str(folder), word]
     lines = f"""
+from espalier.runtime import ray_launcher
 from espalier.runtime.ray_launcher import RayLauncher
+ray_launcher._OTHERS_SECONDS, ray_launcher._LOOK_SECONDS = 1.0, 2.0
 raise SystemExit(RayLauncher({cluster.address!r}, **{settings!r}).run({command!r}))
 """
     return subprocess.Popen([sys.executable, "-c", lines], cwd=ROOT)
 
 
-def wait_for(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+def wait_for(found: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -164,13 +169,46 @@ def test_a_run_waits_for_a_node_in_place_of_the_lost_one(cluster: Any, tmp_path:
     wait_for(lambda: bool(starts(tmp_path, "waits")))
     cluster.remove_node(lost, allow_graceful=False)
     wait_for(lambda: not is_running(starts(tmp_path, "waits")[0]["pid"]))
-    cluster.add_node(num_cpus=3)
+    another = cluster.add_node(num_cpus=3)
     assert process.wait(60) == 0
     assert len(starts(tmp_path, "waits")) == 2
     assert_nothing_is_left(tmp_path, "waits")
+    cluster.remove_node(another)
+
+
+@pytest.mark.slow
+def test_a_run_whose_node_stays_away_goes_on_with_fewer_ranks_and_grows_again(
+    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The head has no room for ranks; nodes of 3 CPUs hold one rank each. One that nobody uses is not missed."""
+    nodes = [cluster.add_node(num_cpus=3) for _ in range(3)]
+    process = launched(cluster, tmp_path, "shrinks", num_ranks=2, cpus_each=3, min_ranks=1, start_seconds=25.0,
+                       max_restarts=1)  # fmt: skip
+    wait_for(lambda: all(starts(tmp_path, "shrinks", rank) for rank in range(2)))
+    free = available_resources_per_node()
+    (unused,) = [node for node in nodes if free[node.node_id].get("CPU") == 3]
+    time.sleep(5)  # until the launcher has looked
+    cluster.remove_node(unused)
+    gone, left = (node for node in nodes if node is not unused)
+    cluster.remove_node(gone, allow_graceful=False)
+    wait_for(lambda: any(row["WORLD_SIZE"] == "1" for row in starts(tmp_path, "shrinks")), 120)
+    another = cluster.add_node(num_cpus=3)
+    wait_for(lambda: [row["WORLD_SIZE"] for row in starts(tmp_path, "shrinks")][1:] == ["1", "2"], 120)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert [row["AGAIN"] for row in starts(tmp_path, "shrinks")] == ["", "less", "1"]
+    said = capfd.readouterr().err
+    assert "1 of 2 nodes are there: the run goes on with 1 of 2 ranks" in said
+    assert "all nodes are there again: started with 2 ranks" in said
+    assert "(2 of 1)" not in said, "growing is no restart after a loss"
+    assert_nothing_is_left(tmp_path, "shrinks")
+    for node in (left, another):
+        cluster.remove_node(node)
 
 
 def test_what_cannot_be_is_one_line(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadRoom, match=r"launcher.min_ranks must be 1 to launcher.num_ranks \(2\), got 3"):
+        RayLauncher(num_ranks=2, min_ranks=3)
     with pytest.raises(BadRoom, match=r"99 ranks of 1 CPU each are wanted, and the cluster has room for"):
         launch(tmp_path, "ends", num_ranks=99)
     with pytest.raises(BadRoom, match=r"launcher\.placement must be one of PACK"):

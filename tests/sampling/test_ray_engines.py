@@ -23,7 +23,7 @@ from espalier.data.steps import TokenRow
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.trainer_from_config import engines_of
 from espalier.runtime import ray_cluster
-from espalier.runtime.ranks import STARTED_AGAIN
+from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN
 from espalier.runtime.ray_cluster import (
     ActorLost,
     BadRoom,
@@ -356,8 +356,7 @@ def test_the_engine_of_a_lost_node_is_started_when_a_node_has_room_for_it(
     cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run shrinks with a node, and grows when it is back."""
-    node = cluster.add_node(num_cpus=8)
-    cluster.add_node(num_cpus=8)
+    node, other = cluster.add_node(num_cpus=8), cluster.add_node(num_cpus=8)
 
     async def ask() -> None:
         async with engines(tmp_path, num_engines=2, cpus_each=8, max_replaced=1) as client:
@@ -377,12 +376,54 @@ def test_the_engine_of_a_lost_node_is_started_when_a_node_has_room_for_it(
             assert {one.text for answers in both for one in answers} == {"0", "1"}
             sync.close()
         cluster.remove_node(back)
+        cluster.remove_node(other)
 
     def messages() -> list[str]:
         return [record.message for record in caplog.records if record.name == "sample"]
 
     asyncio.run(ask())
     assert stand_ins() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["SPREAD", "STRICT_SPREAD"])
+def test_a_run_that_is_started_again_begins_with_the_engines_that_there_is_room_for(
+    placement: str,
+    cluster: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And has the others as soon as a node is back, where they do not ask for places that know of one another."""
+    monkeypatch.setenv(STARTED_AGAIN, AGAIN_WITH_LESS)
+    monkeypatch.setattr(ray_cluster, "_REACH_SECONDS", 2.0)
+    nodes = [cluster.add_node(num_cpus=8)]
+
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=2, cpus_each=8, placement=placement) as client:
+            sync = WeightSync(engines_of(client, None))
+            await sync.deliver({"a": torch.ones(3)}, "1")
+            assert sync.num_serving == 1
+            assert len(await client.sample(request("good", "p0"), TWO)) == 2
+            nodes.append(cluster.add_node(num_cpus=8))
+            if placement == "SPREAD":
+                await wait_until(lambda: asyncio.sleep(0, max(client.num_started) == 2), 30)
+            else:
+                await asyncio.sleep(5)
+            await sync.deliver({"a": torch.ones(3)}, "2")
+            assert sync.num_serving == (2 if placement == "SPREAD" else 1)
+            await sync.check_version(2)
+            sync.close()
+
+    asyncio.run(ask())
+    assert "nodes are away: there are 1 of 2 engines" in caplog.text
+    assert stand_ins() == []
+    end = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < end, "a group of an engine that came later is held"
+        time.sleep(0.1)
+    for node in nodes:
+        cluster.remove_node(node)
 
 
 @pytest.mark.slow
