@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,6 +118,28 @@ def _check_reachable(address: str, section: str) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise NoCluster(f"{section}.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless "
                         "it was started with another, or auto on a node of the cluster") from None  # fmt: skip
+
+
+def await_nodes(address: str, number: int, seconds: float = 300.0) -> int:
+    """Return 0 when the head at `address` answers and so many nodes have joined it; the exit code of `NoCluster`, with
+    a line, where that is not so in time."""
+    end, joined, why = time.monotonic() + seconds, False, ""
+    try:
+        while time.monotonic() < end:
+            try:
+                joined = joined or join_cluster(address)
+                found = len(nodes_beside_ranks())
+                if found >= number:
+                    return 0
+                why = f"{found} of {number} nodes are there"
+            except NoCluster as error:
+                why = str(error)
+            time.sleep(_AGAIN_SECONDS)
+    finally:
+        if joined:
+            leave_cluster()
+    print(f"error: after {seconds:g} s: {why}: see what Ray says on each of them", file=sys.stderr)
+    return NoCluster.exit_code
 
 
 def leave_cluster() -> None:

@@ -5,19 +5,37 @@
 #   sbatch --nodes=4 --gpus-per-node=8 scripts/ray_slurm.sh main.py -cn ... launcher=ray launcher.num_ranks=16 \
 #     client=ray_engines server=none client.address=auto client.num_engines=16
 #
-# Ray's symmetric-run hands no signal on: what comes after the last checkpoint is lost when the time is up, so set
-# checkpoints.save_every; the same line goes on from there. Where Ray itself cannot be started it ends with 0: a run that
-# has no model/ is not finished, whatever the job says.
+# Five minutes before the time is up the run saves, and the job is put into the queue again: the same line goes on from
+# there. So it does after `scancel --batch --signal=TERM JOB`, without the queue; `scancel JOB` ends it without saving.
+# A node that fails does not end the job: with launcher.min_ranks the run goes on with the others.
 #SBATCH --job-name=espalier
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --no-kill
+#SBATCH --open-mode=append
 #SBATCH --output=slurm-%j.log
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this script is started by sbatch}"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export PATH="$PWD/.venv/bin:$PATH" RAY_AUTH_MODE=token RAY_AUTH_TOKEN # symmetric-run calls ray by its name
+source scripts/signals.sh
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+address=${hosts[0]}:$((20000 + SLURM_JOB_ID % 10000))
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # of this cluster alone; srun hands it to every node
-exec srun --kill-on-bad-exit=1 ray symmetric-run --address "$first:$((20000 + SLURM_JOB_ID % 10000))" \
-  --min-nodes "$SLURM_JOB_NUM_NODES" -- .venv/bin/python "$@"
+nodes=()
+trap 'kill "${nodes[@]}" 2>/dev/null || true; wait' EXIT
+for number in "${!hosts[@]}"; do
+  role=worker
+  ((number)) || role=head
+  srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[number]}" bash scripts/ray_node.sh "$address" "$role" &
+  nodes+=($!)
+done
+code=0
+run bash scripts/ray_node.sh "$address" program "${#hosts[@]}" "$@" || code=$?
+if [[ $stopped == USR1 && $code == 143 ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
