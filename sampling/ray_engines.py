@@ -224,7 +224,8 @@ class RayEngines(EnginePool):
         log = numbered(Path(self.log), number)
 
         def make_host(name: str) -> Any:
-            own = (name, self.program, self.kv_cache_gib, self.cpus_each)
+            threads = max(1, self.cpus_each // num_devices(self.options))  # of each of its workers
+            own = (name, self.program, self.kv_cache_gib, threads)
             return place_actor(EngineHost, *self._place(number), self._room.resources, *own)
 
         return RayEngine(name, log, make_host, self.model, self.settings(number), self._lose)

@@ -105,3 +105,39 @@ def test_a_run_on_two_nodes_comes_back_by_itself_and_when_it_is_started_again(
         assert row["engine/serving"] == 2
     assert list((run / "model").glob("*.safetensors"))
     assert list((run / "critic").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("client", ["data_parallel_engines", "ray_engines"])
+def test_every_worker_of_a_tensor_parallel_engine_takes_its_part_of_the_policy(
+    client: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """An engine of two workers, one version ahead: neither the proof at the start nor the fixed responses of every
+    delivery find a part that stays behind. No answer is right: it is the entropy's bonus that moves the policy."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    command = [
+        sys.executable, "main.py", "-cn", "rl", f"model.path={tiny_policy}", "server=none", f"client={client}",
+        "client.num_engines=1", "+client.options.tensor_parallel_size=2", "rollout.max_staleness=1",
+        "task.num_train=200", "task.num_dev=20", "task.num_test=20", "task.num_demonstrations=200",
+        "params.max_tokens=16", "num_iterations=3", "rollout.num_problems=4", "rollout.group_size=4",
+        "update.minibatch_size=8", "update.learning_rate=1e-3", "update.warmup_steps=0",
+        "update.entropy_bonus=1", "evaluation.every=0", f"output_dir={run}",
+        *(["client.cpus_each=2"] if client == "ray_engines" else []),
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with log.open("wb") as file:
+        code = subprocess.run(
+            command, cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, timeout=500
+        ).returncode
+    assert code == 0, log.read_text()[-3000:]
+    assert "delivery reaches all" in log.read_text()
+    (engine_log,) = run.glob("engine*.log")
+    assert "world_size=2" in engine_log.read_text()
+    rows = rows_of(run)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["engine/policy_moved"] > 0.001 for row in rows)
+    gaps = [row["engine/canary_gap"] for row in rows if "engine/canary_gap" in row]
+    assert len(gaps) >= 2
+    assert max(gaps) < 0.005
