@@ -12,7 +12,7 @@ from pathlib import Path
 from espalier.data.records import Problem
 from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.metrics import describe_rewards, describe_rollouts
+from espalier.rl.metrics import describe_rewards, describe_rollouts, describe_subjects, subjects_of
 from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import write_evaluated
@@ -104,6 +104,7 @@ class Evaluation:
         kept = ("accuracy", "response_length", "truncated", "unparseable")
         values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
         values |= rewards
+        values |= {f"eval/{name}": value for name, value in describe_subjects(groups, subjects_of(dev)).items()}
         values["eval/refused"] = float(len(refused))
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(drawing, 1e-9)
         self.found.append(values[f"eval/{self.config.evaluation.metric}"])

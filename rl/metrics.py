@@ -1,12 +1,16 @@
 """The metrics of an iteration from what it made: pure functions. docs/metrics.md defines every name."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from espalier.data.records import Problem
 from espalier.rl.experience import logprob_gap
 from espalier.rl.kl import divergence
 from espalier.rl.types import Estimate, Experience, RolloutGroup
+
+_FEWEST_OF_SUBJECT = 4  # problems, in the mean: a quiz has a category for every other one
 
 
 def agrees(group: RolloutGroup) -> bool:
@@ -59,6 +63,28 @@ def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollout/zero_variance": sum(agrees(group) for group in groups) / len(groups),
         **parts,
     }
+
+
+def subjects_of(problems: Sequence[Problem]) -> frozenset[str]:
+    """Return the subjects of a data set ("subject" of a problem's info: its source, its verifiers, its topic) by which
+    it is told apart: none where it has one, or nearly as many as problems."""
+    found = Counter(str(problem.info.get("subject") or "") for problem in problems)
+    names = frozenset(name for name in found if name)
+    return names if len(found) > 1 and _FEWEST_OF_SUBJECT * len(names) <= len(problems) else frozenset()
+
+
+def describe_subjects(groups: Sequence[RolloutGroup], subjects: Collection[str]) -> dict[str, float]:
+    """Return the accuracy of each of these subjects that is among the groups, and its mean reward where they are
+    scored."""
+    described: dict[str, float] = {}
+    for name in sorted(subjects):
+        own = [group for group in groups if group.problem.info.get("subject") == name]
+        right = [rollout.trajectory.is_correct for group in own for rollout in group.rollouts]
+        rewards = [score.total for group in own for score in group.scores]
+        key = "_".join(name.replace("/", " ").split())
+        described |= {f"accuracy_of/{key}": sum(right) / len(right)} if right else {}
+        described |= {f"reward_of/{key}": sum(rewards) / len(rewards)} if rewards else {}
+    return described
 
 
 def kl_per_response(experience: Experience) -> float:

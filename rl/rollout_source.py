@@ -20,7 +20,7 @@ from espalier.rl.estimator_context import NamesCompletions
 from espalier.rl.group_scores import GroupScores, computes_here
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
-from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
+from espalier.rl.metrics import agrees, describe_rewards, describe_subjects, is_replaceable, subjects_of
 from espalier.rl.problem_order import draw_problems
 from espalier.rl.rank_watch import RewardPartsWatch
 from espalier.rl.replacements import Asked, Drawn, needed
@@ -150,6 +150,7 @@ class SampledGroups:
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._num_gone: dict[str, int] = {}
         self._parts, self._cut = RewardPartsWatch(), CutWatch()
+        self._subjects = subjects_of(self.problems)
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
@@ -193,6 +194,7 @@ class SampledGroups:
             self.ledger.agreeing += tokens_of(batch.groups) - tokens_of(groups)
         self._cut.look(groups)
         measured = describe_rewards(groups) | self._parts.look(groups) | self.delivery.take_proof()
+        measured |= {f"rollout/{name}": value for name, value in describe_subjects(groups, self._subjects).items()}
         if config.rollout.dynamic_sampling_rounds > 0 or self.rollout_filter is not None:
             drawn = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
             measured["rollout/drawn_accuracy"] = sum(drawn) / len(drawn)

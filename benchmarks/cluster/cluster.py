@@ -2,7 +2,7 @@
 
     bash scripts/bench.sh cluster weights
     bash scripts/bench.sh cluster throughput --policy MODEL     a small policy of word_arithmetic: the quick start's SFT
-    bash scripts/bench.sh cluster overlap driver --policy MODEL
+    bash scripts/bench.sh cluster overlap real driver --policy MODEL
 
 Weights: 1 GB of bfloat16 tensors to actors on two nodes (raylets of this machine) by `sampling.weight_stream`, digests
 and copies into an engine's own tensors included, in turns with a bare gloo broadcast of ten tensors of the same size in
@@ -13,7 +13,7 @@ Throughput: 512 samples (64 problems x 8) by two one-thread engines on two nodes
 each) and by the same two engines without Ray. All four engines live through the whole run and take turns (A B, B A,
 A B, ...) after one warm-up; every round asks for the same problems with other random numbers. Look at the load first.
 
-Overlap and driver: `benchmarks.cluster.overlap`, with engines that sleep.
+Overlap and driver: `benchmarks.cluster.overlap`, with engines that sleep; real: there too, with real ones.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import torch
 import torch.distributed
 
 from benchmarks.cluster.overlap import GOAL as GOAL_OVERLAP
-from benchmarks.cluster.overlap import measure_driver, measure_overlap, overlap_ratios
+from benchmarks.cluster.overlap import measure_driver, measure_overlap, measure_real_overlap, overlap_ratios
 from benchmarks.processes.sides import load_before
 from benchmarks.result import RESULTS, figure, write_result
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -60,7 +60,7 @@ from espalier.sampling.weight_stream import WeightReceiver, WeightSender
 
 dist: Any = torch.distributed  # parts of it have no types
 HOW = "bash scripts/bench.sh cluster"
-PARTS = ["weights", "throughput", "overlap", "driver"]
+PARTS = ["weights", "throughput", "overlap", "real", "driver"]
 GOAL = 0.9
 GOAL_FLAT = 1.1  # times the cost of few engines, or of few rollouts
 GOAL_SECONDS = 1.5  # times a bare broadcast
@@ -246,6 +246,21 @@ def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
     return found
 
 
+def real_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return an iteration one version ahead beside the longer of sampling and training, and beside one in turn."""
+    figures = {}
+    for row in rows:
+        name = f"real_{row['config'].split('_')[0]}_iteration_vs"
+        longer = row["ahead"] / max(row["sampling"], row["training"])
+        in_turn = row["ahead"] / row["in_turn"]
+        for what, ratio, goal in (("longer_part", longer, GOAL_OVERLAP), ("in_turn", in_turn, 1.0)):
+            figures[f"{name}_{what}"] = {
+                "value": round(ratio, 3), "low": round(ratio, 3), "high": round(ratio, 3), "unit": "ratio of medians",
+                "goal": goal, "better": "lower", "met": ratio <= goal, "how": f"{HOW} real --policy MODEL",
+            }  # fmt: skip
+    return figures
+
+
 def driver_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Return processor seconds and memory of the driver per 1,000 rollouts where there are most, and beside those where
     there are few."""
@@ -313,6 +328,11 @@ def main() -> None:
                 "met": ratios[-1] <= GOAL_OVERLAP, "how": f"{HOW} overlap --policy MODEL",
             }  # fmt: skip
             detail["overlap"] = {"rows": rows, "load_before": load}
+    if "real" in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure_real_overlap(arguments.policy, Path(folder))
+        detail["real"] = {"rows": rows, "load_before": load}
+        figures |= real_figures(rows)
     if "driver" in parts:
         sizes = [(arguments.rollouts[0], engines) for engines in arguments.engines]
         sizes += [(rollouts, arguments.engines[-1]) for rollouts in arguments.rollouts[1:]]

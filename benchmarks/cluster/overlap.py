@@ -1,11 +1,17 @@
-"""Iterations that draw ahead, with engines and a learner that sleep: how far they overlap, and what the driver costs.
+"""Iterations that draw ahead: how far drawing and training overlap, and what the driver costs.
 
 Overlap: eight iterations of two sleeping engines on two nodes of a Ray cluster and a learner that sleeps too, one
-version ahead; the median iteration from the third on, beside the longer of the two. Driver: processor seconds of this
-process per 1,000 rollouts of many tokens, and its memory, with 1 to 64 sleeping engines on this machine.
+version ahead; the median iteration from the third on, beside the longer of the two. With a real vLLM engine and a real
+learner, a core each, `main.py` in turn and one version ahead; sampling and training are measured in turn. Driver:
+processor seconds of this process per 1,000 rollouts of many tokens, and its memory, with 1 to 64 sleeping engines on
+this machine.
 """
 
+import json
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.processes.forked import ROOT
 from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
@@ -33,6 +40,14 @@ GOAL = 1.1
 TOKENS = 4096
 PAIRS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0))
 """Seconds that drawing and training take."""
+
+
+REAL = {
+    "grpo_word_arithmetic": ["rollout.num_problems=32"],
+    "vineppo_word_arithmetic": ["rollout.num_problems=8", "advantage.completions_per_state=3"],
+}
+REAL_SECONDS = 900
+SAMPLING = ("rollout", "reward", "completions")
 
 
 class NoDelivery:
@@ -114,6 +129,39 @@ def measure_overlap(policy: str, folder: Path) -> list[dict[str, Any]]:
             finally:
                 loop.run(client.close())
         rows.append({"drawing": drawing, "training": training, "iterations": seconds})
+    return rows
+
+
+def measure_real_overlap(policy: str, folder: Path) -> list[dict[str, Any]]:
+    """Return, of each method, the seconds of an iteration in turn, of its sampling and of the rest of it, and of an
+    iteration one version ahead: medians from the fourth iteration on, while the policy hardly moves."""
+    rows = []
+    for config, settings in REAL.items():
+        seconds = {}
+        for ahead in (0, 1):
+            run = folder / f"{config}-{ahead}"
+            words = [
+                "main.py", "-cn", f"exp/ppo/{config}", f"model.path={policy}", f"output_dir={run}", "server=none",
+                "client=data_parallel_engines", "client.num_engines=1", "client.num_threads=1",
+                f"rollout.max_staleness={ahead}", "num_iterations=12", "evaluation.every=0", "samples.every=0",
+                "params.max_tokens=96", "update.learning_rate=1e-6", *settings,
+            ]  # fmt: skip
+            command = ["taskset", "-c", "1", sys.executable, *words]
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            with (folder / "real.log").open("ab") as log:
+                subprocess.run(
+                    command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=True, timeout=REAL_SECONDS
+                )
+            found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            steady = [row for row in found if row.get("step", 0) > 3 and "seconds/iteration" in row][:-1]
+            whole = median(row["seconds/iteration"] for row in steady)
+            waited = median(sum(row.get(f"seconds/{name}", 0.0) for name in SAMPLING) for row in steady)
+            seconds[ahead] = (whole, waited)
+        (in_turn, sampling), (one_ahead, waited) = seconds[0], seconds[1]
+        rows.append({
+            "config": config, "in_turn": in_turn, "sampling": sampling, "training": in_turn - sampling,
+            "ahead": one_ahead, "ahead_waited": waited,
+        })  # fmt: skip
     return rows
 
 

@@ -1,9 +1,17 @@
 """What an iteration measures: every second counts for one phase."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from espalier.data.records import Problem
+from espalier.rewards.score import Score
 from espalier.rl import iteration_metrics
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
+from espalier.rl.metrics import describe_subjects, subjects_of
+from espalier.rl.types import RolloutGroup
 
 
 @pytest.fixture
@@ -58,3 +66,33 @@ def test_what_is_measured_between_two_iterations_belongs_to_the_later_one(now: l
         now[0] += 2
     metrics.add({"rollout/reward": 1.0})
     assert metrics.take() == {"rollout/reward": 1.0, "seconds/save": 2}
+
+
+def group_of(subject: object, rights: Sequence[bool], rewards: Sequence[float]) -> RolloutGroup:
+    rollouts = [SimpleNamespace(trajectory=SimpleNamespace(is_correct=right)) for right in rights]
+    problem = Problem("p", "q", "a", {} if subject is None else {"subject": subject})
+    made: Any = SimpleNamespace(problem=problem, rollouts=rollouts, scores=[Score(reward) for reward in rewards])
+    return cast(RolloutGroup, made)
+
+
+def test_accuracy_and_reward_are_told_apart_by_subject() -> None:
+    groups = [
+        group_of("number theory", [True, False], [1.0, 0.0]), group_of("a/b", [True, True], [2.0, 4.0]),
+        group_of("number theory", [False, False], [0.0, 3.0]), group_of(None, [True], [9.0]),
+    ]  # fmt: skip
+    assert describe_subjects(groups, {"number theory", "a/b", "not drawn"}) == {
+        "accuracy_of/number_theory": 0.25, "reward_of/number_theory": 1.0,
+        "accuracy_of/a_b": 1.0, "reward_of/a_b": 3.0,
+    }  # fmt: skip
+    assert describe_subjects([group_of("a/b", [True], [])], {"a/b"}) == {"accuracy_of/a_b": 1.0}, "nobody scored it"
+    assert describe_subjects(groups, ()) == {}
+
+
+@pytest.mark.parametrize(("subjects", "told"), [
+    (["a"] * 4 + ["b"] * 4, {"a", "b"}), (["a"] * 8, set()), (["a"] * 4 + [None] * 4, {"a"}), ([None] * 8, set()),
+    (["a", "b", "c", "d"], set()), ([], set()),
+])  # fmt: skip
+def test_a_data_set_of_one_subject_or_of_nearly_as_many_as_problems_is_not_told_apart(
+    subjects: list[str | None], told: set[str]
+) -> None:
+    assert subjects_of([group_of(subject, [], []).problem for subject in subjects]) == told
