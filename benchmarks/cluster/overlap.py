@@ -2,7 +2,7 @@
 
 Overlap: eight iterations of two sleeping engines on two nodes of a Ray cluster and a learner that sleeps too, one
 version ahead; the median iteration from the third on, beside the longer of the two. With a real vLLM engine and a real
-learner, a core each, `main.py` in turn and one version ahead; sampling and training are measured in turn. Driver:
+learner, a thread each, `main.py` in turn and one version ahead; sampling and training are measured in turn. Driver:
 processor seconds of this process per 1,000 rollouts of many tokens, and its memory, with 1 to 64 sleeping engines on
 this machine.
 """
@@ -146,7 +146,7 @@ def measure_real_overlap(policy: str, folder: Path) -> list[dict[str, Any]]:
                 f"rollout.max_staleness={ahead}", "num_iterations=12", "evaluation.every=0", "samples.every=0",
                 "params.max_tokens=96", "update.learning_rate=1e-6", *settings,
             ]  # fmt: skip
-            command = ["taskset", "-c", "1", sys.executable, *words]
+            command = [sys.executable, *words]
             environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             with (folder / "real.log").open("ab") as log:
                 subprocess.run(
