@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -215,12 +216,16 @@ class Room:
 
 def places_of(room: Room, nodes: Sequence[Mapping[str, float]]) -> int:
     """Return how many such places the nodes (total resources of each) could hold, however many are wanted."""
-    fits = [_places(room.resources, node) for node in nodes]
+    return held_by(room, [_places(room.resources, node) for node in nodes])
+
+
+def held_by(room: Room, places: Collection[int]) -> int:
+    """Return how many of its places may be used together, by those that each node has."""
     return {
-        "PACK": sum(fits),
-        "SPREAD": sum(fits),
-        "STRICT_PACK": max(fits, default=0),
-        "STRICT_SPREAD": sum(fit > 0 for fit in fits),
+        "PACK": sum(places),
+        "SPREAD": sum(places),
+        "STRICT_PACK": max(places, default=0),
+        "STRICT_SPREAD": sum(number > 0 for number in places),
     }[room.strategy]
 
 
@@ -255,7 +260,7 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
     awaits_nodes = awaits_nodes or bool(os.environ.get(STARTED_AGAIN))
     if not awaits_nodes and (lacking := missing_room(room, nodes_beside_ranks())):
         raise BadRoom(lacking)
-    group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
+    group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy, name=_name_of_group())
     end, is_told = time.monotonic() + seconds, False
     try:
         while not group.wait(0):
@@ -277,14 +282,14 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
 
 
 async def reserve_most(room: Room, seconds: float) -> tuple[Any, int]:
-    """Return what `reserve` does and its number of places; of a run that was started again after these seconds (of one
-    that has given its nodes up, soon) a group of as many as the nodes that are left can hold. Raises as `reserve`."""
-    again = os.environ.get(STARTED_AGAIN)
+    """Return what `reserve` does and its number of places; of a run that goes on with less (`AGAIN_WITH_LESS`) soon a
+    group of as many as the nodes that are left can hold. Raises as `reserve`."""
+    is_less = os.environ.get(STARTED_AGAIN) == AGAIN_WITH_LESS
     try:
-        return await reserve(room, _REACH_SECONDS if again == AGAIN_WITH_LESS else seconds), room.number
+        return await reserve(room, _REACH_SECONDS if is_less else seconds), room.number
     except NoCluster:
         fewer = places_of(room, nodes_beside_ranks())
-        if not again or not 0 < fewer < room.number:
+        if not is_less or not 0 < fewer < room.number:
             raise
         log.warning("nodes are away: there are %d of %d %s", fewer, room.number, room.what)
         return await reserve(replace(room, number=fewer), seconds), fewer
@@ -294,23 +299,31 @@ def request_place(resources: Mapping[str, float]) -> Any:
     """Return a placement group of one place, which Ray makes once it is free."""
     from ray.util import placement_group
 
-    return placement_group([dict(resources)])
+    return placement_group([dict(resources)], name=_name_of_group())
 
 
-def num_nodes_for(room: Room, in_use: bool = False) -> int:
-    """Return how many living nodes have room for any of its places, other work apart; those alone that are `in_use` by
-    anybody."""
+def _name_of_group() -> str:
+    """Return a name that says of which ranks' run it is, where they reserve it."""
+    return f"{os.environ[ROOM_OF_RANKS]}-{uuid.uuid4().hex}" if os.environ.get(ROOM_OF_RANKS) else ""
+
+
+def nodes_of_run(room_of_ranks: str) -> frozenset[str]:
+    """Return the nodes that the ranks of a run (by the id of their group) and what they reserved themselves are on."""
+    from ray.util import placement_group_table
+
+    groups = [group for number, group in placement_group_table().items() if group["state"] == "CREATED"
+              and (number == room_of_ranks or group["name"].startswith(f"{room_of_ranks}-"))]  # fmt: skip
+    return frozenset(node for group in groups for node in group["bundles_to_node_id"].values())
+
+
+def free_places(room: Room, but: Collection[str] = ()) -> dict[str, int]:
+    """Return how many places of the room are free now on each living node that has any, `but` of these nodes."""
     import ray
     from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node() if in_use else {}
-    found = 0
-    for node in ray.nodes():
-        total = node["Resources"]
-        left = free.get(node["NodeID"], {})
-        is_used = any(left.get(name, 0.0) < total[name] for name in room.resources if name in total)
-        found += node["Alive"] and _places(room.resources, total) > 0 and (is_used or not in_use)
-    return found
+    living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    places = {name: _places(room.resources, free) for name, free in available_resources_per_node().items()}
+    return {name: number for name, number in places.items() if number > 0 and name in living and name not in but}
 
 
 def nodes_beside_ranks() -> list[dict[str, float]]:

@@ -34,10 +34,12 @@ from espalier.runtime.ray_cluster import (
     call_actor,
     cluster_address,
     end_actor,
+    free_places,
     has_gpus,
+    held_by,
     join_cluster,
     leave_cluster,
-    num_nodes_for,
+    nodes_of_run,
     place_actor,
     place_of_actor,
     release,
@@ -182,7 +184,7 @@ class RayLauncher:
     min_ranks: int | None = None
     _signal: int = field(default=0, init=False)
     _grows: bool = field(default=False, init=False)
-    _num_nodes: int = field(default=0, init=False)  # that ranks and engines are on; before that is known, could be on
+    _nodes: frozenset[str] = field(default=frozenset(), init=False)  # that ranks and engines of the whole run are on
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
@@ -212,11 +214,13 @@ class RayLauncher:
         try:
             # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them
             gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
-            self._num_nodes = num_nodes_for(self._wanted(gpus))
             code = await self._attempt(command, gpus, is_first=True)
             num_lost = 0
-            while not self._signal and (self._grows or (num_lost < self.max_restarts and may_start_again(code))):
-                if self._grows and code == _SAVED:
+            while not self._signal:
+                is_saved = self._grows and code == _SAVED
+                if not is_saved and (num_lost == self.max_restarts or not may_start_again(code)):
+                    break
+                if is_saved:
                     log.warning("all nodes are there again: started with %d ranks", self.num_ranks)
                 else:
                     num_lost += 1
@@ -248,7 +252,7 @@ class RayLauncher:
             except (ActorLost, TimeoutError) as error:
                 log.warning("the ranks were not started: %s", str(error) or f"not in {self.start_seconds:g} s")
                 return _LOST
-            return await self._ended(ranks, room)
+            return await self._ended(ranks, room, group.id.hex())
         finally:
             await asyncio.gather(*(asyncio.to_thread(end_actor, host, "end", _END_SECONDS) for host in hosts))
             with suppress(Exception):  # of a cluster that is gone
@@ -263,31 +267,45 @@ class RayLauncher:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.start_seconds
         while (left := end - loop.time()) > 0:
-            if num_nodes_for(room) >= self._num_nodes:
+            # on fewer nodes than before there might be room for the ranks, and none for the engines
+            if len(free_places(room)) >= len(self._nodes):
                 with suppress(NoCluster):  # a node is missed only after some heartbeats
                     return await reserve(room, min(left, _LOOK_SECONDS), awaits_nodes=True), room
             await asyncio.sleep(_GLANCE_SECONDS)
-        nodes = num_nodes_for(room)
-        room = replace(room, number=min(self.num_ranks, self.num_ranks * nodes // self._num_nodes))
-        what = f"{nodes} of {self._num_nodes} nodes are there"
+        free = free_places(room)
+        num_there = sum(node in free for node in self._nodes)
+        share = num_there / max(1, len(self._nodes))
+        room = replace(room, number=_fewer(self.num_ranks, share, held_by(room, free.values())))
+        what = f"{num_there} of {len(self._nodes)} nodes are there"
         if room.number < fewest:
             raise NoCluster(f"{what}: their share of the ranks is {room.number}, launcher.min_ranks is {fewest}")
         log.warning("%s: the run goes on with %d of %d ranks", what, room.number, self.num_ranks)
         return await reserve(room, self.start_seconds, awaits_nodes=True), room
 
-    async def _look_around(self, room: Room) -> None:
-        """Count the nodes that the run uses while it is whole; else return when as many have been there for a while."""
-        num_looks = most = 0
-        while num_looks < _NUM_LOOKS:
-            await asyncio.sleep(_LOOK_SECONDS)
-            is_whole = room.number == self.num_ranks
-            nodes = await asyncio.to_thread(num_nodes_for, room, in_use=is_whole)
-            if is_whole:
-                most = max(most, nodes)  # one that has just been lost is missed before its ranks are
-                self._num_nodes = most or self._num_nodes
+    async def _look_around(self, room: Room, group: str) -> None:
+        """Note the nodes that the run is on while it is whole; else return when there has been room for all of it for a
+        while."""
+        seen: frozenset[str] = frozenset()
+        num_looks = 0
+        while True:
+            try:
+                own = await asyncio.to_thread(nodes_of_run, group)
+                free = await asyncio.to_thread(free_places, room, own)
+            except Exception as error:  # whatever a head that is away makes of it
+                log.warning("the cluster does not say what it has: %s", error)
+                own, free, num_looks = frozenset(), {}, 0
+            if room.number == self.num_ranks:
+                seen, num_looks = seen | own, num_looks + 1
+                if len(seen) >= len(self._nodes) or num_looks > _NUM_LOOKS:  # engines come later than ranks
+                    self._nodes = seen
             else:
-                num_looks = num_looks + 1 if nodes >= self._num_nodes else 0
-        self._grows = True
+                lacking = self.num_ranks - room.number
+                is_room = len(own) + len(free) >= len(self._nodes) and held_by(room, free.values()) >= lacking
+                num_looks = num_looks + 1 if own and is_room else 0
+                if num_looks == _NUM_LOOKS:
+                    self._grows = True
+                    return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _unless_stopped(self, waiting: Any) -> Any:
         """Return what it returns, None where a signal came first."""
@@ -323,12 +341,12 @@ class RayLauncher:
             if refused := await call_actor(rank.host, "start", command, os.getcwd(), common | own):
                 raise NoCluster(f"{rank.name} cannot be started: {refused}")
 
-    async def _ended(self, ranks: Sequence[_Rank], room: Room | None = None) -> int:
+    async def _ended(self, ranks: Sequence[_Rank], room: Room | None = None, group: str = "") -> int:
         """Wait until every rank has ended; the exit code of all."""
         tasks = [asyncio.create_task(_follow_all(ranks)), asyncio.create_task(self._bring_to_end(ranks))]
         growth = []
         if room is not None and self.min_ranks is not None:
-            growth.append(asyncio.create_task(self._look_around(room)))
+            growth.append(asyncio.create_task(self._look_around(room, group)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -351,9 +369,20 @@ class RayLauncher:
             if rank.code is None:
                 log.warning("%s does not end, though the others are done: it is ended", rank.name)
         await _tell(ranks, self._signal or signal.SIGTERM)
+        passed = 0.0
+        while self._grows and not self._signal and passed < _OTHERS_SECONDS:  # an iteration may be long: no hurry
+            await asyncio.sleep(_GLANCE_SECONDS)
+            passed += _GLANCE_SECONDS if any(rank.code is not None for rank in ranks) else 0.0
         await asyncio.sleep(_SAVE_SECONDS)
         await _tell(ranks, signal.SIGKILL)
         await asyncio.sleep(_END_SECONDS)
+
+
+def _fewer(num_ranks: int, share: float, places: int) -> int:
+    """Return with how many of the ranks a run goes on: at most their share and the places that there are, and so many
+    that what was dealt to all of them can be dealt to those (a divisor); 0 where there is none."""
+    most = min(int(num_ranks * share + 1e-9), places)
+    return max((number for number in range(1, most + 1) if num_ranks % number == 0), default=0)
 
 
 def _in_order(ranks: Sequence[_Rank]) -> list[_Rank]:

@@ -225,6 +225,7 @@ class KeptEngines(HasEngines):
 
     async def _wait_for_room(self, number: int) -> None:
         if await self.has_room(number):
+            self._starting.add(number)
             return
         self._starting.discard(number)  # nobody waits for what may never be there
         name = engine_name(number, self.num_engines)

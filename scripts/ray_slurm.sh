@@ -26,16 +26,22 @@ address=${hosts[0]}:$((20000 + SLURM_JOB_ID % 10000))
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # of this cluster alone; srun hands it to every node
 nodes=()
-trap 'kill "${nodes[@]}" 2>/dev/null || true; wait' EXIT
+end() { # a node that is dead does not answer
+  kill "${nodes[@]}" 2>/dev/null || true
+  { sleep 30; kill -KILL "${nodes[@]}" 2>/dev/null; } &
+  wait "${nodes[@]}" 2>/dev/null || true
+  kill $! 2>/dev/null || true
+}
+trap end EXIT
 for number in "${!hosts[@]}"; do
   role=worker
   ((number)) || role=head
-  srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[number]}" bash scripts/ray_node.sh "$address" "$role" &
+  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --nodelist="${hosts[number]}" bash scripts/ray_node.sh "$address" "$role" &
   nodes+=($!)
 done
 code=0
 run bash scripts/ray_node.sh "$address" program "${#hosts[@]}" "$@" || code=$?
-if [[ $stopped == USR1 && $code == 143 ]]; then
+if [[ $stopped == USR1 && $code =~ ^(143|137|3)$ ]]; then # saved, or too late for that: from the last checkpoint
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

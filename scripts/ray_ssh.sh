@@ -24,7 +24,8 @@ there() { # HOST WORD...: run ray_node.sh on that machine; it is ended with its 
 }
 hand_on() {
   local place="\${TMPDIR:-/tmp}/espalier-ray-\$(id -u)-${PORT:-6379}.pid"
-  "${shell[@]}" "${hosts[0]}" "kill -TERM \$(cat $place)" </dev/null >&2 || kill "$child" 2>/dev/null || true
+  local tell="pid=\$(cat $place) && grep -q ray_node.sh /proc/\$pid/cmdline && kill -TERM \$pid"
+  "${shell[@]}" "${hosts[0]}" "$tell" </dev/null >&2 || kill "$child" 2>/dev/null || true
 }
 nodes=()
 trap 'for pid in "${nodes[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done; wait' EXIT

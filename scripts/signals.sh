@@ -8,8 +8,10 @@ for signal in TERM INT HUP USR1; do
 done
 run() {
   local code again
+  [[ -z $stopped ]] || return 143
   "$@" &
   child=$!
+  [[ -z $stopped ]] || hand_on # it came between these lines
   while true; do
     wait "$child" && code=0 || code=$?
     ((code > 128)) && kill -0 "$child" 2>/dev/null || break # a signal ends the wait, not the command

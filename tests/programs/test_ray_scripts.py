@@ -106,6 +106,12 @@ def test_a_node_that_cannot_come_ends_the_program_with_a_line(tmp_path: Path) ->
     assert "after 3 s: client.address=127.0.0.1:1 cannot be had" in run.stderr
 
 
+def test_a_signal_that_comes_before_the_command_is_not_forgotten() -> None:
+    lines = "source scripts/signals.sh; kill -TERM $$; run sleep 30; echo $? $stopped"
+    run = subprocess.run(["bash", "-c", lines], cwd=ROOT, timeout=20, capture_output=True, text=True)
+    assert run.stdout.split() == ["143", "TERM"]
+
+
 @pytest.mark.parametrize(("command", "code"), [
     ("exit 7", 7), ("kill -USR1 $PARENT; sleep 0.5; exit 7", 143), ("trap 'exit 9' TERM; kill -HUP $PARENT; "
      "while true; do sleep 0.1; done", 9), ("trap '' TERM; kill -INT $PARENT; sleep 0.5; exit 7", 7),

@@ -16,7 +16,7 @@ import pytest
 
 from espalier.runtime import ray_launcher
 from espalier.runtime.process_lifetime import is_running
-from espalier.runtime.ray_cluster import BadRoom, NoCluster, join_cluster, leave_cluster
+from espalier.runtime.ray_cluster import BadRoom, NoCluster, Room, join_cluster, leave_cluster, release, reserve
 from espalier.runtime.ray_launcher import RayLauncher
 from tests.support.ray_head import Head, free_port
 
@@ -345,6 +345,59 @@ def test_a_run_that_is_started_again_wants_the_gpus_that_it_had(monkeypatch: pyt
     monkeypatch.setattr(RayLauncher, "_attempt", attempt)
     assert RayLauncher().run(["program"]) == 0
     assert attempts == [(1, True), (1, False)]
+
+
+@pytest.mark.parametrize(("share", "places", "number"), [
+    (0.5, 99, 8), (0.75, 99, 8), (1.0, 99, 16), (1.0, 9, 8), (0.5, 3, 2), (0.0, 99, 0), (1.0, 0, 0),
+])  # fmt: skip
+def test_a_run_goes_on_with_a_divisor_of_its_ranks(share: float, places: int, number: int) -> None:
+    """A batch of 64 rows for 16 ranks is none for 12."""
+    assert ray_launcher._fewer(16, share, places) == number
+
+
+@pytest.mark.parametrize(("codes", "restarts", "found"), [
+    ([0], 0, 0),  # it ended while it was asked to save
+    ([2, 0], 5, 2), ([143, 0], 0, 0), ([143, 3, 3, 0], 1, 3), ([137, 0], 1, 0), ([137, 0], 0, 137),
+])  # fmt: skip
+def test_growing_is_no_restart_and_starts_nothing_that_is_over(
+    codes: list[int], restarts: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, attempts = iter(codes), []
+
+    async def attempt(self: RayLauncher, command: list[str], gpus: int, is_first: bool) -> int:
+        self._grows = is_first
+        attempts.append(is_first)
+        return next(rest)
+
+    monkeypatch.setattr(ray_launcher, "has_gpus", lambda: False)
+    monkeypatch.setattr(ray_launcher, "join_cluster", lambda *_: False)
+    monkeypatch.setattr(ray_launcher, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(RayLauncher, "_attempt", attempt)
+    assert RayLauncher(max_restarts=restarts, min_ranks=1).run(["program"]) == found
+
+
+@pytest.mark.slow
+def test_a_run_grows_only_where_there_is_free_room_for_all_of_it(
+    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A node that is there, and held by others, is no room."""
+    nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
+    process = launched(cluster, tmp_path, "shrinks", num_ranks=2, cpus_each=3, min_ranks=1, start_seconds=10.0)
+    wait_for(lambda: all(starts(tmp_path, "shrinks", rank) for rank in range(2)))
+    time.sleep(5)  # until the launcher has looked
+    cluster.remove_node(nodes.pop(), allow_graceful=False)
+    wait_for(lambda: any(row["WORLD_SIZE"] == "1" for row in starts(tmp_path, "shrinks")), 120)
+    nodes.append(cluster.add_node(num_cpus=3))
+    held = asyncio.run(reserve(Room("others", 1, {"CPU": 3.0}), 30))
+    time.sleep(10)
+    assert [row["WORLD_SIZE"] for row in starts(tmp_path, "shrinks")] == ["2", "1"]
+    release(held)
+    wait_for(lambda: [row["WORLD_SIZE"] for row in starts(tmp_path, "shrinks")] == ["2", "1", "2"], 60)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert_nothing_is_left(tmp_path, "shrinks")
+    for node in nodes:
+        cluster.remove_node(node)
 
 
 @pytest.mark.slow
