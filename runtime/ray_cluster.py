@@ -307,13 +307,16 @@ def _name_of_group() -> str:
     return f"{os.environ[ROOM_OF_RANKS]}-{uuid.uuid4().hex}" if os.environ.get(ROOM_OF_RANKS) else ""
 
 
-def nodes_of_run(room_of_ranks: str) -> frozenset[str]:
-    """Return the nodes that the ranks of a run (by the id of their group) and what they reserved themselves are on."""
+def nodes_of_run(room: Room, room_of_ranks: str) -> frozenset[str]:
+    """Return the living nodes that could hold a place of the room and that the ranks of a run (by the id of their
+    group), or what they reserved themselves, are on."""
+    import ray
     from ray.util import placement_group_table
 
+    able = {node["NodeID"] for node in ray.nodes() if node["Alive"] and _places(room.resources, node["Resources"]) > 0}
     groups = [group for number, group in placement_group_table().items() if group["state"] == "CREATED"
               and (number == room_of_ranks or group["name"].startswith(f"{room_of_ranks}-"))]  # fmt: skip
-    return frozenset(node for group in groups for node in group["bundles_to_node_id"].values())
+    return frozenset(node for group in groups for node in group["bundles_to_node_id"].values() if node in able)
 
 
 def free_places(room: Room, but: Collection[str] = ()) -> dict[str, int]:

@@ -289,7 +289,7 @@ class RayLauncher:
         num_looks = 0
         while True:
             try:
-                own = await asyncio.to_thread(nodes_of_run, group)
+                own = await asyncio.to_thread(nodes_of_run, room, group)
                 free = await asyncio.to_thread(free_places, room, own)
             except Exception as error:  # whatever a head that is away makes of it
                 log.warning("the cluster does not say what it has: %s", error)

@@ -16,7 +16,16 @@ import pytest
 
 from espalier.runtime import ray_launcher
 from espalier.runtime.process_lifetime import is_running
-from espalier.runtime.ray_cluster import BadRoom, NoCluster, Room, join_cluster, leave_cluster, release, reserve
+from espalier.runtime.ray_cluster import (
+    BadRoom,
+    NoCluster,
+    Room,
+    join_cluster,
+    leave_cluster,
+    nodes_of_run,
+    release,
+    reserve,
+)
 from espalier.runtime.ray_launcher import RayLauncher
 from tests.support.ray_head import Head, free_port
 
@@ -204,6 +213,30 @@ def test_a_run_whose_node_stays_away_goes_on_with_fewer_ranks_and_grows_again(
     assert_nothing_is_left(tmp_path, "shrinks")
     for node in (left, another):
         cluster.remove_node(node)
+
+
+def test_the_nodes_of_a_run_are_those_of_its_ranks_and_of_what_they_reserve_that_could_hold_ranks(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room("ranks", 2, {"CPU": 2.0}, "STRICT_SPREAD")
+
+    async def look() -> Any:
+        ranks = await reserve(room, 30)
+        for_engines = cluster.add_node(num_cpus=9, resources={"engines": 1})
+        own = ranks.id.hex()
+        assert len(nodes_of_run(room, own)) == 2
+        others = await reserve(Room("others", 1, {"CPU": 1.0, "engines": 0.5}), 30)
+        assert len(nodes_of_run(room, own)) == 2, "of another run"
+        monkeypatch.setenv("ESPALIER_ROOM", own)
+        engines = await reserve(Room("engines", 1, {"CPU": 1.0, "engines": 0.5}), 30)
+        assert len(nodes_of_run(room, own)) == 3
+        assert len(nodes_of_run(Room("ranks", 2, {"CPU": 2.0, "learners": 1.0}), own)) == 0, "none could hold a rank"
+        monkeypatch.delenv("ESPALIER_ROOM")
+        for group in (ranks, others, engines):
+            release(group)
+        return for_engines
+
+    cluster.remove_node(asyncio.run(look()))
 
 
 def test_what_cannot_be_is_one_line(cluster: Any, tmp_path: Path) -> None:
