@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.ranks import is_main_rank
+from espalier.runtime.run_dir import code_commit
 from espalier.runtime.schemas import TrackingConfig
 
 WANDB_MODES = ("offline", "online")
@@ -133,6 +134,8 @@ class Metrics:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+            settings = json.dumps(dataclasses.asdict(config), indent=1, default=str) if config is not None else ""
+            self.writer.add_text("settings", f"commit {code_commit()}\n\n```\n{settings}\n```", first_step)
         if tracking.wandb is not None:
             self.wandb = _open_wandb(folder, tracking, config)
 
@@ -175,5 +178,6 @@ def _open_wandb(folder: Path, tracking: TrackingConfig, config: Any) -> Any:
         mode=tracking.wandb,
         dir=str(folder),
         config=dataclasses.asdict(config) if config is not None else None,
+        tags=[code_commit()],
         settings=wandb.Settings(silent=True, console="off"),
     )

@@ -13,6 +13,7 @@ import pytest
 
 from espalier.runtime import tracking
 from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.run_dir import code_commit
 from espalier.runtime.schemas import TrackingConfig, TrainConfig
 from espalier.runtime.tracking import Metrics, Progress, check_tracking, clock_time, peak_memory
 
@@ -65,6 +66,9 @@ def test_tensorboard_has_the_same_names_and_values(tmp_path: Path) -> None:
     found = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
     assert found == {name: [(step, pytest.approx(value)) for step, value in rows] for name, rows in POINTS.items()}
     assert points(tmp_path) == POINTS
+    (text,) = events.Tensors("settings/text_summary")
+    (said,) = text.tensor_proto.string_val
+    assert f"commit {code_commit()}" in said.decode()
 
 
 def wandb_records(path: Path) -> Iterator[bytes]:
@@ -95,6 +99,7 @@ def offline_history(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], s
             record.ParseFromString(data)
             if record.HasField("run"):
                 ids.add(record.run.run_id)
+                config["tags"] = list(record.run.tags)
                 config |= {item.key: json.loads(item.value_json) for item in record.run.config.update if item.key}
             if record.HasField("history"):
                 row = {item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
@@ -116,6 +121,7 @@ def test_wandb_offline_has_the_same_names_and_values(tmp_path: Path) -> None:
     assert found == {**POINTS, "train/loss": [(1, 2.5), (2, 2.0), (3, 1.0)]} == points(tmp_path)
     assert ids == {(tmp_path / "wandb_id").read_text().strip()}, "both starts are one run"
     assert config["seed"] == 5
+    assert config["tags"] == [code_commit()]
 
 
 def test_wandb_that_is_not_installed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
