@@ -7,19 +7,13 @@ for signal in TERM INT HUP USR1; do
   trap "stopped=$signal; [[ -z \$child ]] || hand_on" "$signal"
 done
 run() {
-  local code again
+  local code=0
   [[ -z $stopped ]] || return 143
   "$@" &
   child=$!
-  [[ -z $stopped ]] || hand_on # it came between these lines
-  while true; do
-    wait "$child" && code=0 || code=$?
-    ((code > 128)) && kill -0 "$child" 2>/dev/null || break # a signal ends the wait, not the command
-  done
-  if ((code > 128)); then
-    wait "$child" 2>/dev/null && again=0 || again=$?
-    ((again == 127)) || code=$again
-  fi
+  [[ -z $stopped ]] || hand_on                           # it came between these lines
+  while kill -0 "$child" 2>/dev/null; do sleep 0.2; done # a signal just before `wait` sleeps would be seen at its end
+  wait "$child" || code=$?
   child=""
   return "$code"
 }
