@@ -31,6 +31,12 @@ SRUN = '#!/usr/bin/env bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
 SCONTROL = '#!/usr/bin/env bash\n[[ $1 == show ]] && printf "127.0.0.1\\n127.0.0.1\\n" || echo "$@" >>"$0.log"\n'
 
 
+def hear_signals() -> None:
+    """A shell cannot trap what was ignored when it began, as behind nohup."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def begin(folder: Path, command: list[str], **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     for name, text in (("ssh", SSH), ("srun", SRUN), ("scontrol", SCONTROL), ("program.py", PROGRAM)):
@@ -41,7 +47,7 @@ def begin(folder: Path, command: list[str], **variables: str) -> subprocess.Pope
     environment |= {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         ["bash", *command], cwd=folder, env=environment | variables, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=hear_signals,
     )  # fmt: skip
 
 
@@ -108,7 +114,9 @@ def test_a_node_that_cannot_come_ends_the_program_with_a_line(tmp_path: Path) ->
 
 def test_a_signal_that_comes_before_the_command_is_not_forgotten() -> None:
     lines = "source scripts/signals.sh; kill -TERM $$; run sleep 30; echo $? $stopped"
-    run = subprocess.run(["bash", "-c", lines], cwd=ROOT, timeout=20, capture_output=True, text=True)
+    run = subprocess.run(
+        ["bash", "-c", lines], cwd=ROOT, timeout=20, capture_output=True, text=True, preexec_fn=hear_signals
+    )
     assert run.stdout.split() == ["143", "TERM"]
 
 
@@ -118,4 +126,5 @@ def test_a_signal_that_comes_before_the_command_is_not_forgotten() -> None:
 ])  # fmt: skip
 def test_a_command_that_is_run_gets_signals_and_its_exit_code_comes_back(command: str, code: int) -> None:
     lines = f'source scripts/signals.sh; export PARENT=$$; run bash -c "{command.replace("$", chr(92) + "$")}"; exit $?'
-    assert subprocess.run(["bash", "-c", lines], cwd=ROOT, timeout=20).returncode == code
+    run = subprocess.run(["bash", "-c", lines], cwd=ROOT, timeout=20, preexec_fn=hear_signals)
+    assert run.returncode == code
