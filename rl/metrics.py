@@ -67,7 +67,7 @@ def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 def subjects_of(problems: Sequence[Problem]) -> frozenset[str]:
     """Return the subjects of a data set ("subject" of a problem's info: its source, its verifiers, its topic) by which
-    it is told apart: none where it has one, or nearly as many as problems."""
+    its metrics are given apart: none where it has one, or nearly as many as problems."""
     found = Counter(str(problem.info.get("subject") or "") for problem in problems)
     names = frozenset(name for name in found if name)
     return names if len(found) > 1 and _FEWEST_OF_SUBJECT * len(names) <= len(problems) else frozenset()

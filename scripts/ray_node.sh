@@ -17,7 +17,7 @@ end_ray() { # while it still looks for its head it does not listen
 }
 case $role in
   head)
-    ip=$(getent ahostsv4 "${address%:*}" | awk 'NR == 1 { print $1 }')
+    ip=$(getent ahostsv4 "${address%:*}" | awk 'NR == 1 { print $1 }') || ip="" # a name of IPv6 alone, say
     [[ $ip == 127.* && ${address%:*} != 127.* ]] && ip="" # its own name for itself: Ray knows a better one
     unset RAY_ADDRESS
     hand_on() { end_ray; }

@@ -36,7 +36,8 @@ trap end EXIT
 for number in "${!hosts[@]}"; do
   role=worker
   ((number)) || role=head
-  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --nodelist="${hosts[number]}" bash scripts/ray_node.sh "$address" "$role" &
+  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --nodelist="${hosts[number]}" \
+    bash scripts/ray_node.sh "$address" "$role" &
   nodes+=($!)
 done
 code=0

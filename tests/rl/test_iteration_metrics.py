@@ -75,7 +75,7 @@ def group_of(subject: object, rights: Sequence[bool], rewards: Sequence[float]) 
     return cast(RolloutGroup, made)
 
 
-def test_accuracy_and_reward_are_told_apart_by_subject() -> None:
+def test_accuracy_and_reward_are_given_by_subject() -> None:
     groups = [
         group_of("number theory", [True, False], [1.0, 0.0]), group_of("a/b", [True, True], [2.0, 4.0]),
         group_of("number theory", [False, False], [0.0, 3.0]), group_of(None, [True], [9.0]),
@@ -88,11 +88,11 @@ def test_accuracy_and_reward_are_told_apart_by_subject() -> None:
     assert describe_subjects(groups, ()) == {}
 
 
-@pytest.mark.parametrize(("subjects", "told"), [
+@pytest.mark.parametrize(("subjects", "kept"), [
     (["a"] * 4 + ["b"] * 4, {"a", "b"}), (["a"] * 8, set()), (["a"] * 4 + [None] * 4, {"a"}), ([None] * 8, set()),
     (["a", "b", "c", "d"], set()), ([], set()),
 ])  # fmt: skip
-def test_a_data_set_of_one_subject_or_of_nearly_as_many_as_problems_is_not_told_apart(
-    subjects: list[str | None], told: set[str]
+def test_a_data_set_of_one_subject_or_of_nearly_as_many_as_problems_has_none(
+    subjects: list[str | None], kept: set[str]
 ) -> None:
-    assert subjects_of([group_of(subject, [], []).problem for subject in subjects]) == told
+    assert subjects_of([group_of(subject, [], []).problem for subject in subjects]) == kept

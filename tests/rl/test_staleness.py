@@ -55,10 +55,11 @@ class Timed(FakeClient):
 
     def __init__(self, tokenizer: Any, num_lines: int = 0):
         super().__init__(tokenizer, num_lines=num_lines)
-        self.begun = list[str]()
+        self.begun, self.asked = list[str](), list[str]()
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         self.begun.append(request.id.split("/")[0])
+        self.asked.append(request.id)
         await asyncio.sleep(UNIT)
         return await super().sample(request, params)
 
@@ -112,6 +113,23 @@ def test_values_of_states_of_a_batch_ahead_take_no_time_beside_training(
             with source.at_rest(iteration + 1):
                 pass
         assert loop.now == pytest.approx(units * UNIT)
+
+
+def test_what_an_iteration_waits_for_is_asked_before_rollouts_that_are_drawn_ahead(
+    task: WordArithmetic, tokenizer: Any
+) -> None:
+    """One request at a time: as soon as its group is scored a state stands before all that is for the next batch."""
+    client = Timed(tokenizer, num_lines=2)
+    with MadeUpTime() as loop:
+        source = timed_source(client, task, loop, num_iterations=2, max_staleness=1)
+        source.sampler = Sampler(client, task, tokenizer, concurrency=1, stall_seconds=60)
+        source.valued_by = VinePPO(2, "sampled")
+        source(0)
+        loop.pass_time(1000 * UNIT)
+    states = [place for place, name in enumerate(client.asked) if name.startswith("rl-0/") and "#" in name]
+    ahead = [place for place, name in enumerate(client.asked) if name.startswith("rl-1/") and "#" not in name]
+    assert (len(ahead), len(states) > 4) == (2, True)
+    assert sum(place < states[-1] for place in ahead) <= 1  # while a group is scored another one may be asked
 
 
 class Drained(Repeatable):

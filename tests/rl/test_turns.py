@@ -1,6 +1,8 @@
 """Who comes in next."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,8 @@ async def holds(turns: Turns, turn: int, name: str, order: list[str]) -> None:
         await asyncio.sleep(0)
 
 
-async def begun(*coroutines: object) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(one) for one in coroutines]  # type: ignore[arg-type]
+async def begun(*coroutines: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(one) for one in coroutines]
     await asyncio.sleep(0)
     return tasks
 

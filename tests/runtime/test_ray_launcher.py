@@ -30,7 +30,6 @@ from espalier.runtime.ray_launcher import RayLauncher
 from tests.support.ray_head import Head, free_port
 
 ray = pytest.importorskip("ray")
-from ray._private.state import available_resources_per_node  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 240
@@ -194,7 +193,7 @@ def test_a_run_whose_node_stays_away_goes_on_with_fewer_ranks_and_grows_again(
     process = launched(cluster, tmp_path, "shrinks", num_ranks=2, cpus_each=3, min_ranks=1, start_seconds=25.0,
                        max_restarts=1)  # fmt: skip
     wait_for(lambda: all(starts(tmp_path, "shrinks", rank) for rank in range(2)))
-    free = available_resources_per_node()
+    free = ray._private.state.available_resources_per_node()
     (unused,) = [node for node in nodes if free[node.node_id].get("CPU") == 3]
     time.sleep(5)  # until the launcher has looked
     cluster.remove_node(unused)
