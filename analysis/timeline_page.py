@@ -51,7 +51,7 @@ def _ledger(run: TimelineRun) -> Markup:
     fates = fates_of(run)
     text = "Tokens that rollouts drew, by iteration: trained on, by how many versions they were older than the policy "
     text += "that was trained; dropped as agreeing (dynamic sampling's surplus) or by the filter; drawn again, where "
-    text += "the program was stopped before it trained on them; waiting in batches ahead at the end of the iteration."
+    text += "the program was stopped and its checkpoint could not keep them; waiting in batches ahead."
     parts: list[str] = [tag("p", text)]
     if not fates:
         missing = "This run has no ledger/… in metrics.jsonl: it was made before runs kept one."

@@ -51,7 +51,6 @@ class Iteration:
     pad_id: int
     reward_scaling: RewardScaling | None = None
     stop: StopSignals = field(default_factory=StopSignals, init=False)
-    _counted: int = field(default=0, init=False)  # generated tokens that are in a row of metrics
     _steps: StepWatch = field(default_factory=StepWatch, init=False)
 
     def iterate(self, iteration: int) -> dict[str, float]:
@@ -59,7 +58,6 @@ class Iteration:
         anything."""
         started, done = time.monotonic(), iteration + 1
         self.metrics.timeline.begin(done)
-        sampler = self.rollout_source.sampler
         with self._interruptible():
             groups = self.rollout_source(iteration)
         if not self._asks_more(iteration):
@@ -83,8 +81,7 @@ class Iteration:
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
         # with the answers to further estimators nothing is trained: they are no cost of the run
-        generated, self._counted = sampler.generated_tokens - self._counted, sampler.generated_tokens
-        values["sampling/tokens"] = float(generated - num_further)
+        values["sampling/tokens"] = float(self.rollout_source.take_generated() - num_further)
         ended = time.monotonic()
         self.metrics.timeline.end_iteration(started, ended)
         return values | {"seconds/iteration": ended - started}

@@ -2,10 +2,10 @@
 
 Tokens are those that rollouts drew themselves. A token that has come is trained on (by its age: how many versions the
 policy was ahead of the one that drew it), dropped as agreeing (dynamic sampling's surplus), dropped by the filter, or
-waiting in a batch that is drawn ahead; such a batch is drawn again where the program ends before it is trained on. What
-an estimator has sampled beside them (completions of states, other rollouts) has valued something, waits with its batch
-or is drawn again with it. Both sides are counted where things happen, not one from the other, so that what is lost, or
-used twice, shows.
+waiting for the batch that it was drawn for; what waits when a program ends comes back with the checkpoint, or is drawn
+again. What an estimator has sampled beside them (completions of states, other rollouts) has valued something, waits
+with its batch or is drawn again. Both sides are counted where things happen, not one from the other, so that what is
+lost, or used twice, shows.
 """
 
 import json
@@ -41,17 +41,17 @@ class Ledger:
     def __init__(self, max_age: int):
         self.max_age = max_age
         self.generated = self.agreeing = self.filtered = self.drawn_again = 0
-        self.valued = self.completions_again = 0
+        self.valued = self.completions_again = self._completions_before = 0
         self.trained: Counter[int] = Counter()
         self._before: dict[str, int] = {}
 
-    def go_on(self, waiting: int, completions: int) -> None:
-        """Take over the tokens that waited when the program of before ended: they came there, and their batches are
-        drawn again."""
-        self.generated += waiting
-        self.drawn_again += waiting
-        self.completions_again += completions
-        self._before["generated"] = self.generated
+    def go_on(self, waiting: int, completions: int, kept: int = 0, kept_completions: int = 0) -> None:
+        """Take over the tokens (of rollouts, of completions) that waited in the last iteration of the program of
+        before, and those that its checkpoint kept; the others are drawn again."""
+        self.generated, self.drawn_again = max(waiting, kept), max(0, waiting - kept)
+        self._completions_before = max(completions, kept_completions)
+        self.completions_again = max(0, completions - kept_completions)
+        self._before |= {"generated": waiting, "completions": completions}
 
     def train(self, groups: Iterable[RolloutGroup], version: int) -> None:
         """Take rollouts that the policy of `version` is trained on."""
@@ -61,7 +61,7 @@ class Ledger:
 
     def close(self, waiting: int) -> dict[str, float]:
         """Return the balance as metrics: what came and where it went since the last call, and what waits; `waiting`:
-        tokens in batches that nothing was taken from yet. Raises LedgerOpen."""
+        tokens that came for batches that nothing was taken from yet. Raises LedgerOpen."""
         trained = sum(self.trained.values())
         if self.generated != trained + self.agreeing + self.filtered + self.drawn_again + waiting:
             raise LedgerOpen(f"{self.generated} tokens came, and {trained} are trained on, {self.agreeing} dropped as "
@@ -71,13 +71,14 @@ class Ledger:
         counts |= {"agreeing": self.agreeing, "filtered": self.filtered, "generated": self.generated}
         return self._new(counts | {"drawn_again": self.drawn_again}) | {"ledger/waiting": float(waiting)}
 
-    def close_completions(self, came: int, waiting: int) -> dict[str, float]:
+    def close_completions(self, came: int, waiting: int, dropped: int = 0) -> dict[str, float]:
         """Return the balance of completions likewise; `came`: their tokens since the program began, `waiting`: those
-        that the estimator has not asked for yet. Raises LedgerOpen."""
-        if came != self.valued + waiting:
-            raise LedgerOpen(f"{came} tokens of completions came, and {self.valued} have valued states, {waiting} wait")
-        counts = {"completions": came, "completions_valued": self.valued}
-        counts["completions_drawn_again"] = self.completions_again
+        that the estimator has not asked for yet, `dropped`: those that a checkpoint kept in vain. Raises LedgerOpen."""
+        came, again = came + self._completions_before, self.completions_again + dropped
+        if came != self.valued + again + waiting:
+            raise LedgerOpen(f"{came} tokens of completions came, and {self.valued} have valued states, {again} are "
+                             f"drawn again, {waiting} wait")  # fmt: skip
+        counts = {"completions": came, "completions_valued": self.valued, "completions_drawn_again": again}
         return self._new(counts) | {"ledger/completions_waiting": float(waiting)}
 
     def _new(self, counts: dict[str, int]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
 from espalier.data.tasks.task import Task
+from espalier.rl.begun_completions import Ask, BegunCompletions
 from espalier.rl.probes.checks import crashed
 from espalier.rl.rollout_checks import Refusal
 from espalier.rl.turns import Turns
@@ -79,9 +80,8 @@ class Sampler:
     _none_asked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _idle_since: float = field(init=False, default_factory=time.monotonic)
     _idle_seconds: float = field(init=False, default=0.0)
-    _begun: dict[int, dict[str, tuple[SamplingParams, asyncio.Task[list[Completion]]]]] = field(
-        init=False, default_factory=dict
-    )  # by turn and state
+    begun: BegunCompletions = field(init=False, default_factory=BegunCompletions)
+    """Completions that were asked for before `complete` asks."""
 
     def __post_init__(self) -> None:
         self._turns = Turns(self.concurrency)
@@ -134,11 +134,11 @@ class Sampler:
 
         Raises ServerGone, BadInput.
         """
-        begun = self._begun.get(turn, {}) if round_number == 0 and not asker else {}
 
-        def ask(state: State, one: SamplingParams) -> Callable[[], Coroutine[Any, Any, list[Completion]]]:
-            if state.id in begun:
-                return partial(_begun_with, one, *begun.pop(state.id), state)
+        def ask(state: State, one: SamplingParams) -> Ask:
+            begun = self.begun.take(turn, state, one) if round_number == 0 and not asker else None
+            if begun is not None:
+                return begun.wait
             return partial(self._in_turn, turn, partial(self._completions, state, one, round_number, asker))
 
         return await self._wait_for([ask(*pair) for pair in zip(states, params, strict=True)])
@@ -146,29 +146,9 @@ class Sampler:
     def begin_completions(self, states: Sequence[State], params: Sequence[SamplingParams], turn: int) -> None:
         """Ask already for what `complete` is going to be asked in its first round of this turn, behind all that waits
         for it; `complete` waits for these answers in place of asking."""
-        begun = self._begun.setdefault(turn, {})
         for state, one in zip(states, params, strict=True):
             call = partial(self._completions, state, one, 0, "")
-            begun[state.id] = one, asyncio.create_task(self._in_turn(turn, call))
-
-    async def give_up_begun(self, turn: int) -> int:
-        """Cancel what was begun for this turn and never asked for; return how many states that were."""
-        tasks = [task for _, task in self._begun.pop(turn, {}).values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return len(tasks)
-
-    @property
-    def waiting_completion_tokens(self) -> int:
-        """Count the tokens of completions that have come before they were asked for."""
-        tasks = [task for begun in self._begun.values() for _, task in begun.values()]
-        return sum(
-            len(one.response_ids)
-            for task in tasks
-            if task.done() and not task.cancelled() and task.exception() is None
-            for one in task.result()
-        )
+            self.begun.begin(turn, state, one, partial(self._in_turn, turn, call))
 
     async def branch(self, cuts: Sequence[Cut], num: int, params: SamplingParams) -> list[list[Rollout]]:
         """Return `num` rollouts from every cut, in order; ids are `{state}/{k}`. They may use what the cut leaves of
@@ -319,12 +299,3 @@ class Sampler:
             raise BadInput(f"state {state.id} cannot be completed: {error}") from None
         self._watch.saw_result()
         return samples
-
-
-async def _begun_with(
-    params: SamplingParams, begun: SamplingParams, task: asyncio.Task[list[Completion]], state: State
-) -> list[Completion]:
-    if begun != params:
-        task.cancel()
-        raise ValueError(f"completions of state {state.id} were begun with {begun} and are asked for {params}")
-    return await task

@@ -4,12 +4,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from espalier.data.prompt_window import fit_window
+from espalier.data.prompts import encode_prompt
 from espalier.data.records import Problem
 from espalier.data.tasks.task import Task
 from espalier.data.timeline import DRAWING
@@ -27,6 +29,7 @@ from espalier.rl.replacements import Asked, Drawn, needed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
 from espalier.rl.rollout_filters import RolloutFilter
+from espalier.rl.rollouts_ahead import Come, RolloutsAhead
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
@@ -45,7 +48,20 @@ class RolloutSource(Protocol):
     sampler: Sampler
     params: SamplingParams
     reward: Reward
-    ledger: Ledger
+
+    def save(self, folder: Path) -> None:
+        """Write what has come of batches that are not trained on yet; called on rank 0."""
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote. Raises BadCheckpoint."""
+
+    def go_on(self, waiting: int, completions: int) -> None:
+        """Take over the tokens (of rollouts, of completions) that waited when the last iteration before a resume was
+        over; on rank 0, behind the checkpoint."""
+
+    def take_generated(self) -> int:
+        """Return the tokens that engines generated for training since the last call, those of a program before that no
+        call has returned included."""
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Return scored groups that the policy of version `iteration` is to be trained on, the same on every rank."""
@@ -122,7 +138,8 @@ class SampledGroups:
     there is one, keeps some of every group.
 
     New weights come in the middle of requests where the engines take them so; else no request is asked until those that
-    run are over (`at_rest`). What is not trained on yet when a run stops is drawn again by its resume.
+    run are over (`at_rest`). Groups and completions that have come are kept in checkpoints (`rl.rollouts_ahead`); what
+    was still drawn when a run stopped is drawn again by its resume.
     Raises BadInput where there are too few problems.
     """
 
@@ -145,12 +162,41 @@ class SampledGroups:
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
         self.ledger = Ledger(self.config.rollout.max_staleness)
-        self._version = 0
-        self._ahead: dict[int, asyncio.Task[DrawnBatch]] = {}
+        self.ahead = RolloutsAhead(self.config.rollout.max_staleness)
+        self._version = self._num_counted = self._num_counted_ahead = 0
+        self._drawing: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._num_gone: dict[str, int] = {}
         self._parts, self._cut = RewardPartsWatch(), CutWatch()
         self._subjects = subjects_of(self.problems)
+
+    def save(self, folder: Path) -> None:
+        """Of this moment, while the loop draws on."""
+        come = self.loop.run(_call(self._look_ahead))
+        num_uncounted = max(0, come.num_tokens - self._num_counted_ahead)
+        self.ahead.save(folder, come, self.params, num_uncounted)
+
+    def _look_ahead(self) -> Come:
+        return self.ahead.look(self._version, self.params, self.sampler.begun)
+
+    def take_generated(self) -> int:
+        """Rank 0 knows; else 0."""
+        if not is_main_rank():
+            return 0
+        generated, self._num_counted = self.sampler.generated_tokens - self._num_counted, self.sampler.generated_tokens
+        self._num_counted_ahead = self.loop.run(_call(self._look_ahead)).num_tokens
+        return generated
+
+    def load(self, folder: Path) -> None:
+        """Of rank 0 alone."""
+        if is_main_rank():
+            self.ahead.load(folder, self.sampler.begun)
+
+    def go_on(self, waiting: int, completions: int) -> None:
+        """What the checkpoint has of them goes on waiting."""
+        self._waiting = self.ahead.num_tokens
+        self.ledger.go_on(waiting, completions, sum(self._waiting.values()), self.sampler.begun.waiting_tokens)
+        self._num_counted = -self.ahead.num_uncounted
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
@@ -176,7 +222,8 @@ class SampledGroups:
         def close() -> dict[str, float]:
             sampler = self.sampler
             self.ledger.valued += num_tokens
-            return self.ledger.close_completions(sampler.completion_tokens, sampler.waiting_completion_tokens)
+            begun = sampler.begun
+            return self.ledger.close_completions(sampler.completion_tokens, begun.waiting_tokens, begun.dropped_tokens)
 
         return from_main_rank(lambda: self.loop.run(_call(close)))
 
@@ -203,6 +250,7 @@ class SampledGroups:
         measured["rollout/drawn_tokens"] = float(tokens_of(batch.groups))
         measured |= self._count_gone()
         self._waiting.pop(iteration)
+        self.ledger.drawn_again += self.ahead.leave(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
             order = sorted(groups, key=lambda group: (not self._is_good(group), agrees(group)))  # stable: as drawn
             kept = order[: config.rollout.num_problems]
@@ -247,19 +295,20 @@ class SampledGroups:
         that they serve this version."""
         sync, config = self.delivery.sync, self.config
         await sync.check_version(iteration)
-        num_begun = await self.sampler.give_up_begun(iteration - 1)
+        self.ahead.forget_before(iteration)
+        num_begun = await self.sampler.begun.give_up(iteration - 1)
         if num_begun:
             raise RuntimeError(f"completions of {num_begun} states were begun, and the estimator did not ask for them")
         self.delivery.begin_proof()
         last = config.num_iterations if config.stop_after <= 0 else min(config.num_iterations, config.stop_after)
         for ahead in range(iteration, min(iteration + config.rollout.max_staleness, last - 1) + 1):
-            if ahead not in self._ahead:
-                self._ahead[ahead] = asyncio.create_task(self._draw(ahead))
-        batch = await self._ahead[iteration]
-        del self._ahead[iteration]
+            if ahead not in self._drawing:
+                self._drawing[ahead] = asyncio.create_task(self._draw(ahead))
+        batch = await self._drawing[iteration]
+        del self._drawing[iteration]
         if config.rollout.max_staleness == 0:  # else it goes on beside training, and the next delivery waits for it
             await self.delivery.prove()
-        ready = [task.result() for task in self._ahead.values() if task.done()]  # or what one of them has failed by
+        ready = [task.result() for task in self._drawing.values() if task.done()]  # or what one of them has failed by
         await asyncio.gather(sync.check_version(iteration), self.delivery.ask_marker_now())
         return batch, len(ready)
 
@@ -268,8 +317,22 @@ class SampledGroups:
         rollout, batch, begun = self.config.rollout, DrawnBatch(), time.monotonic()
         waits = self.tree is not None or computes_here(self.reward)
 
-        def draw(problems: list[Problem], name: str) -> Coroutine[Any, Any, Drawn]:
-            return self.sampler.draw(problems, self.params, name, lambda: self._version, iteration, on_group=scores.add)
+        async def draw(problems: list[Problem], name: str) -> Drawn:
+            def add(group: RolloutGroup) -> None:
+                self._count_come([group], iteration)
+                self.ahead.add(iteration, name, group)
+                scores.add(group)
+
+            known = self._known(problems, name, iteration)
+            for group in known.values():
+                self.ahead.add(iteration, name, group)
+                scores.add(group)
+            asked = [problem for problem in problems if problem.id not in known]
+            drawn, refused = await self.sampler.draw(
+                asked, self.params, name, lambda: self._version, iteration, on_group=add
+            )
+            known |= {group.problem.id: group for group in drawn}
+            return [known[problem.id] for problem in problems if problem.id in known], refused
 
         async def look(groups: Sequence[RolloutGroup], refused: Sequence[Refusal] = ()) -> None:
             await self._begin_completions(asked.look(groups, refused), iteration)
@@ -281,9 +344,8 @@ class SampledGroups:
             for part in asked.parts:  # grows meanwhile
                 drawn, refused = await asked.drawn(part)
                 if self.tree is not None:
-                    drawn = await self.tree.grow(drawn, self.sampler, self.params)
-                self.ledger.generated += tokens_of(drawn)
-                self._waiting[iteration] = self._waiting.get(iteration, 0) + tokens_of(drawn)
+                    roots, drawn = drawn, await self.tree.grow(drawn, self.sampler, self.params)
+                    self._count_come(drawn, iteration, tokens_of(roots))
                 batch.refused += refused
                 if part is asked.parts[0]:
                     check_refused(batch.refused, len(drawn) + len(refused), rollout.max_refused_share)
@@ -298,7 +360,7 @@ class SampledGroups:
         except BaseException:
             await asked.give_up()
             await scores.give_up()
-            await self.sampler.give_up_begun(iteration)
+            await self.sampler.begun.give_up(iteration)
             raise
         finally:
             await scores.give_up()
@@ -308,6 +370,21 @@ class SampledGroups:
         timeline, done = self.metrics.timeline, iteration + 1
         timeline.add(DRAWING, f"batch {done}", begun, ended, done, tokens=tokens_of(batch.groups), **counts)
         return batch
+
+    def _count_come(self, groups: Sequence[RolloutGroup], iteration: int, num_counted: int = 0) -> None:
+        """Count the tokens of groups that have come for an iteration, of which so many are counted already."""
+        num_new = tokens_of(groups) - num_counted
+        self.ledger.generated += num_new
+        self._waiting[iteration] = self._waiting.get(iteration, 0) + num_new
+
+    def _known(self, problems: Sequence[Problem], name: str, iteration: int) -> dict[str, RolloutGroup]:
+        """Return by problem the groups that came with the checkpoint."""
+        sampler, found = self.sampler, dict[str, RolloutGroup]()
+        for problem in problems if self.ahead.has(iteration) else ():
+            ids = encode_prompt(sampler.task, sampler.tokenizer, problem).ids
+            if (group := self.ahead.take(iteration, name, problem, ids, self.params)) is not None:
+                found[problem.id] = group
+        return found
 
     def _candidates(self, iteration: int) -> Iterator[tuple[str, Problem]]:
         """Yield (what its requests are named by, problem) of all that may be asked for an iteration, in order."""

@@ -59,7 +59,7 @@ class Trainer(Iteration):
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
         if is_main_rank():
             self.metrics.timeline.open(self.run_dir, first)
-            self.rollout_source.ledger.go_on(*read_waiting(self.tracking.path))
+            self.rollout_source.go_on(*read_waiting(self.tracking.path))
             forget_evaluated(self.run_dir, first)
         self.evaluation.found = from_main_rank(lambda: read_evaluations(self.tracking.path, config.evaluation.metric))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
@@ -134,7 +134,7 @@ class Trainer(Iteration):
     @property
     def _state(self) -> RunState:
         scaling = [self.reward_scaling] if self.reward_scaling is not None else []
-        return RunState(self.update.learners, [*scaling, self.watch])
+        return RunState(self.update.learners, [*scaling, self.watch, self.rollout_source])
 
     def _is_budget_spent(self, done: int) -> bool:
         """Say whether the iterations so far end the training by what they cost."""

@@ -201,7 +201,7 @@ def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_chan
         asked[is_early] = client.order = []
         found[is_early], source = estimate_of(client, task, tokenizer, VinePPO(2, "sampled"), is_early)
         assert source.sampler.generated_tokens > 0
-        assert asyncio.run(source.sampler.give_up_begun(0)) == 0
+        assert asyncio.run(source.sampler.begun.give_up(0)) == 0
     assert torch.equal(found[True].advantages, found[False].advantages)
     assert found[True].metrics == found[False].metrics
     assert found[True].metrics["num_states"] >= NUM

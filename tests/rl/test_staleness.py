@@ -292,49 +292,101 @@ def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
     assert len(read_metrics(tmp_path / "run")) == 6
 
 
-def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
+def test_a_run_that_is_cut_and_resumed_asks_for_what_had_not_come_of_batches_ahead(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
-    cut = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, save_every=1)[0]
+    asked = cut_and_resumed(parts, tmp_path / "run")
+    ahead = [{name for name, _ in rows if name.startswith("rl-3/")} for rows in asked]
+    assert len(ahead[0] | ahead[1]) == 6
+    assert ahead[1] < ahead[0], "half of it had come, and is not asked again"
+    assert {name.split("/")[0] for name, _ in asked[1] if name.startswith("rl-")} == {"rl-3", "rl-4", "rl-5"}
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert rows[3]["ledger/trained_age_1"] > 0 < rows[3]["ledger/trained_age_0"]
+    assert not any(row["ledger/drawn_again"] for row in rows)
+    assert balance(rows) == 0
 
+
+@pytest.mark.parametrize("changed", ["params", "staleness", "prompt"])
+def test_what_was_kept_of_batches_ahead_is_drawn_again_where_it_is_no_answer_any_more(
+    changed: str, parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    asked = cut_and_resumed(parts, tmp_path / "run", changed)
+    assert len({name for name, _ in asked[1] if name.startswith("rl-3/")}) == 6
+    rows = read_metrics(tmp_path / "run")
+    assert rows[3]["ledger/trained_age_0"] == rows[3]["rollout/tokens"]
+    assert rows[3]["ledger/drawn_again"] >= rows[2]["ledger/waiting"] > 0
+    assert balance(rows) == 0
+
+
+def test_completions_of_batches_ahead_come_back_with_the_checkpoint(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    asked = cut_and_resumed(parts, tmp_path / "run", estimator=VinePPO(2, "sampled"))
+    states = [{name for name, _ in rows if name.startswith("rl-3/") and "#" in name} for rows in asked]
+    assert len(states[0]) > len(states[0] & states[1])
+    rows = read_metrics(tmp_path / "run")
+    assert not any(row["ledger/completions_drawn_again"] for row in rows)
+    assert sum(row["ledger/completions"] - row["ledger/completions_valued"] for row in rows) == 0
+    assert balance(rows) == 0
+    sampled = sum(row["ledger/generated"] + row["ledger/completions"] for row in rows)
+    assert sampled == pytest.approx(sum(row["sampling/tokens"] for row in rows), rel=0.02)
+
+
+def cut_and_resumed(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], run: Path, changed: str = "",
+    estimator: VinePPO | None = None,
+) -> list[list[tuple[str, str]]]:  # fmt: skip
+    """Run six iterations one batch ahead, of which the fourth (from 0: 3) does not begin before the server dies, and
+    go on; return (request, version) of all that was asked in both parts."""
+    settings: dict[str, Any] = {"max_staleness": 1, "save_every": 1, "estimator": estimator}
+    cut, engine = run_ahead(InFlight, run, parts, **settings)
     whole = cut.rollout_source
+    whole.valued_by = estimator
 
     def dies(iteration: int) -> list[RolloutGroup]:
         if iteration == 3:
             raise ServerGone("the server has died")
         return whole(iteration)
 
+    # so that half of a batch has come when the checkpoint is written
     cut.rollout_source = _Calls(whole, dies)
     with pytest.raises(ServerGone):
         cut.run()
-    trainer, engine = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, save_every=1)
+    if changed == "staleness":
+        settings["max_staleness"] = 0
+    trainer, again = run_ahead(InFlight, run, parts, **settings)
+    source = trainer.rollout_source
+    source.valued_by = estimator
+    if changed == "params":
+        source.params = replace(source.params, max_tokens=5)
+    if changed == "prompt":
+        parts[1].__dict__["prompt"] = lambda problem: f"Solve: {WordArithmetic.prompt(parts[1], problem)}"
     trainer.run()
-    rows = read_metrics(tmp_path / "run")
-    assert [row["step"] for row in rows] == list(range(1, 7))
-    assert {name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")} == {"rl-3", "rl-4", "rl-5"}
-    assert rows[3]["ledger/generated"] == rows[3]["rollout/tokens"] + rows[3]["ledger/waiting"]
-    assert [row["ledger/drawn_again"] for row in rows] == [0, 0, 0, rows[2]["ledger/waiting"], 0, 0]
-    came, trained, again = (
-        sum(row.get(name, 0) for row in rows) for name in ("ledger/generated", "rollout/tokens", "ledger/drawn_again")
-    )
-    assert came == trained + again, "over both parts of the run"
+    return [engine.asked, again.asked]
 
 
-def test_what_waited_when_a_program_ended_is_drawn_again_and_came_once(tmp_path: Path) -> None:
+def balance(rows: Sequence[dict[str, float]]) -> float:
+    """Return the rollout tokens of a whole run that came and ended nowhere."""
+    ends = ("rollout/tokens", "ledger/drawn_again", "ledger/agreeing", "ledger/filtered")
+    return sum(row.get("ledger/generated", 0) - sum(row.get(name, 0) for name in ends) for row in rows)
+
+
+def test_what_waited_when_a_program_ended_came_once_and_is_kept_or_drawn_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_waiting(path) == (0, 0)
     last = {"ledger/waiting": 7.0, "ledger/completions_waiting": 4.0}
     path.write_text("".join(json.dumps(row) + "\n" for row in ({"ledger/waiting": 9.0}, last, {"a": 1})))
     ledger = Ledger(1)
-    ledger.go_on(*read_waiting(path))
+    ledger.go_on(*read_waiting(path), kept=3, kept_completions=6)
     ledger.generated += 5
     ledger.valued += 2
-    first, second = (ledger.close(5) | ledger.close_completions(8, 6) for _ in range(2))
-    assert (first["ledger/generated"], first["ledger/drawn_again"], first["ledger/waiting"]) == (5, 7, 5)
+    first, second = (ledger.close(8) | ledger.close_completions(8, 11, dropped=1) for _ in range(2))
+    assert (first["ledger/generated"], first["ledger/drawn_again"], first["ledger/waiting"]) == (5, 4, 8)
     assert (second["ledger/generated"], second["ledger/drawn_again"]) == (0, 0)
     completions = [f"ledger/completions{name}" for name in ("", "_valued", "_waiting", "_drawn_again")]
-    assert [first[name] for name in completions] == [8, 2, 6, 4]
-    assert [second[name] for name in completions] == [0, 0, 6, 0]
+    assert [first[name] for name in completions] == [10, 2, 11, 1]
+    assert [second[name] for name in completions] == [0, 0, 11, 0]
 
 
 class _Calls:
@@ -437,7 +489,7 @@ def test_a_ledger_that_does_not_close_ends_the_run(
     ledger.train(groups, 5)  # twice
     with pytest.raises(LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"):
         ledger.close(num)
-    with pytest.raises(LedgerOpen, match="9 tokens of completions came, and 0 have valued states, 8 wait"):
+    with pytest.raises(LedgerOpen, match="9 tokens of completions came, and 0 have valued states, 0 are"):
         Ledger(1).close_completions(9, 8)
 
 
