@@ -14,22 +14,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import espalier
 from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN
+from espalier.runtime.ray_rooms import ROOM_OF_RANKS, BadRoom, Room, missing_room, places_of, places_on, spelled
 
 log = logging.getLogger("espalier.ray_cluster")
 R = TypeVar("R")
 
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ROOT = str(Path(espalier.__file__).resolve().parent.parent)
-ROOM_OF_RANKS = "ESPALIER_ROOM"
-"""The variable that tells a rank which room the ranks of its run have."""
 _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
@@ -53,12 +51,6 @@ class NoCluster(RuntimeError):
     """No cluster can be had, or it has no room now; the message says what is missing."""
 
     exit_code = 3
-
-
-class BadRoom(ValueError):
-    """No such room can be: the cluster lacks what is wanted, or the config asks for none that there is."""
-
-    exit_code = 2
 
 
 class ActorLost(RuntimeError):
@@ -192,64 +184,6 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, kept)
 
 
-@dataclass(frozen=True)
-class Room:
-    """What is wanted: `number` places of the same `resources` each ({"CPU": 2, "GPU": 1}), laid out by `strategy`:
-    PACK (on few nodes), SPREAD (on many), STRICT_PACK (on one), STRICT_SPREAD (each on a node of its own). In messages:
-    `what` the places are for, and the `section` of the config that asks for them."""
-
-    what: str
-    number: int
-    resources: Mapping[str, float] = field(default_factory=dict)
-    strategy: str = "PACK"
-    section: str = "client"
-
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise BadRoom(f"{self.section}.placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
-        if min(self.resources.values(), default=0) <= 0:
-            raise BadRoom(
-                f"{self.what} need at least 1 CPU each and no negative number of anything, got "
-                f"{_spelled(self.resources)}: set {self.section}.cpus_each and {self.section}.gpus_each"
-            )
-
-
-def places_of(room: Room, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return how many such places the nodes (total resources of each) could hold, however many are wanted."""
-    return held_by(room, [_places(room.resources, node) for node in nodes])
-
-
-def held_by(room: Room, places: Collection[int]) -> int:
-    """Return how many of its places may be used together, by those that each node has."""
-    return {
-        "PACK": sum(places),
-        "SPREAD": sum(places),
-        "STRICT_PACK": max(places, default=0),
-        "STRICT_SPREAD": sum(number > 0 for number in places),
-    }[room.strategy]
-
-
-def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Return what the nodes (total resources of each) lack for it, "" where they could hold it."""
-    could = places_of(room, nodes)
-    if could >= room.number:
-        return ""
-    each = _spelled(room.resources)
-    has = "; ".join(_spelled({name: node.get(name, 0) for name in room.resources}) for node in nodes)
-    where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " each on a node of its own"}.get(room.strategy, "")
-    beside = " beside the ranks" if ROOM_OF_RANKS in os.environ else ""
-    return f"{room.number} {room.what} of {each} each{where} are wanted, and the cluster has room for {could} of them" \
-           f"{beside}: {len(nodes)} node{'s' * (len(nodes) != 1)} with {has}"  # fmt: skip
-
-
-def _places(wanted: Mapping[str, float], has: Mapping[str, float]) -> int:
-    return min((math.floor(has.get(name, 0) / number) for name, number in wanted.items() if number), default=1 << 30)
-
-
-def _spelled(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{number:g} {name}{'s' * (number != 1 and name.isupper())}" for name, number in resources.items())
-
-
 async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any:
     """Return a placement group that holds it. Raises BadRoom where the cluster cannot hold it (unless one
     `awaits_nodes` that may come), NoCluster where it is not free within `seconds`: nothing stays reserved then, nor
@@ -269,9 +203,9 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
                 log.warning("no room for %d %s yet: waiting, %g s at most", room.number, room.what, seconds)
             if time.monotonic() >= end:
                 free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
-                wanted = f"{room.number} {room.what} of {_spelled(room.resources)} each"
+                wanted = f"{room.number} {room.what} of {spelled(room.resources)} each"
                 raise NoCluster(
-                    f"no room for {wanted} was given in {seconds:g} s (free now: {_spelled(free)}): other work holds "
+                    f"no room for {wanted} was given in {seconds:g} s (free now: {spelled(free)}): other work holds "
                     "the cluster, or it is slow to give what is free"
                 )
             await asyncio.sleep(0.1)
@@ -313,7 +247,9 @@ def nodes_of_run(room: Room, room_of_ranks: str) -> frozenset[str]:
     import ray
     from ray.util import placement_group_table
 
-    able = {node["NodeID"] for node in ray.nodes() if node["Alive"] and _places(room.resources, node["Resources"]) > 0}
+    able = {
+        node["NodeID"] for node in ray.nodes() if node["Alive"] and places_on(room.resources, node["Resources"]) > 0
+    }
     groups = [group for number, group in placement_group_table().items() if group["state"] == "CREATED"
               and (number == room_of_ranks or group["name"].startswith(f"{room_of_ranks}-"))]  # fmt: skip
     return frozenset(node for group in groups for node in group["bundles_to_node_id"].values() if node in able)
@@ -325,7 +261,7 @@ def free_places(room: Room, but: Collection[str] = ()) -> dict[str, int]:
     from ray._private.state import available_resources_per_node
 
     living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    places = {name: _places(room.resources, free) for name, free in available_resources_per_node().items()}
+    places = {name: places_on(room.resources, free) for name, free in available_resources_per_node().items()}
     return {name: number for name, number in places.items() if number > 0 and name in living and name not in but}
 
 

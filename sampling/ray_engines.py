@@ -15,7 +15,6 @@ from typing import Any
 
 from espalier.runtime.ray_cluster import (
     ActorLost,
-    Room,
     call_actor,
     end_actor,
     has_gpus,
@@ -27,6 +26,7 @@ from espalier.runtime.ray_cluster import (
     request_place,
     reserve_most,
 )
+from espalier.runtime.ray_rooms import Room
 from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import numbered

@@ -39,7 +39,6 @@ from benchmarks.result import RESULTS, figure, write_result
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.runtime.ray_cluster import (
-    Room,
     call_actor,
     join_cluster,
     leave_cluster,
@@ -48,6 +47,7 @@ from espalier.runtime.ray_cluster import (
     release,
     reserve,
 )
+from espalier.runtime.ray_rooms import Room
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool

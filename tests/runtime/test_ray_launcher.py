@@ -16,10 +16,9 @@ import pytest
 
 from espalier.runtime import ray_launcher
 from espalier.runtime.process_lifetime import is_running
+from espalier.runtime.rank_host import RankHost
 from espalier.runtime.ray_cluster import (
-    BadRoom,
     NoCluster,
-    Room,
     join_cluster,
     leave_cluster,
     nodes_of_run,
@@ -27,6 +26,7 @@ from espalier.runtime.ray_cluster import (
     reserve,
 )
 from espalier.runtime.ray_launcher import RayLauncher
+from espalier.runtime.ray_rooms import BadRoom, Room
 from tests.support.ray_head import Head, free_port
 
 ray = pytest.importorskip("ray")
@@ -260,7 +260,8 @@ def test_engines_that_have_no_room_beside_the_ranks_end_the_run_at_once(
     total = int(ray.cluster_resources()["CPU"])
     (tmp_path / "asks.py").write_text(f"""
 import asyncio, sys
-from espalier.runtime.ray_cluster import BadRoom, Room, join_cluster, reserve
+from espalier.runtime.ray_cluster import join_cluster, reserve
+from espalier.runtime.ray_rooms import BadRoom, Room
 join_cluster("auto")
 asyncio.run(reserve(Room("engines", {total - 1}, {{"CPU": 1.0}}), 20))
 try:
@@ -337,7 +338,7 @@ def test_a_signal_whose_answer_was_lost_is_not_sent_twice(tmp_path: Path) -> Non
     program += "print('up', flush=True)\ntime.sleep(1.5)\nsys.exit(len(seen))\n"
 
     async def ask() -> int:
-        host = ray_launcher.RankHost()
+        host = RankHost()
         await host.start([sys.executable, "-c", program], str(tmp_path), {})
         await host.output(0)
         for serial in (7, 7):
@@ -351,7 +352,7 @@ def test_a_signal_whose_answer_was_lost_is_not_sent_twice(tmp_path: Path) -> Non
 
 def test_lines_whose_answer_was_lost_on_its_way_come_again(tmp_path: Path) -> None:
     async def ask() -> list[Any]:
-        host = ray_launcher.RankHost()
+        host = RankHost()
         await host.start([sys.executable, "-c", "print(1); print(2)"], str(tmp_path), {})
         assert host._process is not None
         host._process.wait(20)

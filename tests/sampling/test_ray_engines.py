@@ -26,17 +26,15 @@ from espalier.runtime import ray_cluster
 from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN
 from espalier.runtime.ray_cluster import (
     ActorLost,
-    BadRoom,
     NoCluster,
-    Room,
     call_actor,
     join_cluster,
     leave_cluster,
-    missing_room,
     place_actor,
     release,
     reserve,
 )
+from espalier.runtime.ray_rooms import BadRoom, Room, missing_room
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Refused
 from espalier.sampling.engine_scorer import EngineScorer
