@@ -7,9 +7,11 @@ const COLOURS = {
   rollout: 5, reward: 7, forward: 1, completions: 6, advantage: 4, update: 0, weight_sync: 2, evaluate: 3, save: 8,
   probes: 7, samples: 6, prefill: 1, asked: 1,
 };
-let index, events, lanes, end, shown, numDrawn = 0, numHidden = 0;
+const WAITING = "waiting for rank ";
+let index, events, lanes, ranks, folded, end, shown, numDrawn = 0, numHidden = 0;
 
 const isEngine = lane => lane >= index.fixed;
+const isWait = at => index.names[events.name[at]].startsWith(WAITING);
 const stop = at => events.start[at] + events.length[at];
 const seconds = ms => ms >= 100000 ? Math.round(ms / 1000).toLocaleString("en") + " s" : (ms / 1000).toPrecision(3) + " s";
 const count = number => number.toLocaleString("en");
@@ -25,6 +27,7 @@ function colourOf(at) {
   const lane = index.lanes[events.lane[at]], name = index.names[events.name[at]];
   if (lane === "drawing" || lane === "iteration") return events.iteration[at] % 2 ? 1 : 6;
   if (lane === "delivery") return 2;
+  if (isWait(at)) return 8;
   return COLOURS[name] === undefined ? 5 : COLOURS[name];
 }
 
@@ -45,14 +48,14 @@ const place = time => LEFT + (time - shown[0]) / (shown[1] - shown[0]) * (WIDTH 
 const timeAt = across => shown[0] + (across - LEFT) / (WIDTH - LEFT) * (shown[1] - shown[0]);
 
 function heights() {
-  const rows = lanes.map(() => 1);
+  const rows = lanes.map((_, lane) => folded.has(lane) ? 0 : 1);
   for (let at = 0; at < events.lane.length; at++) {
-    rows[events.lane[at]] = Math.max(rows[events.lane[at]], events.row[at] + 1);
+    if (!folded.has(events.lane[at])) rows[events.lane[at]] = Math.max(rows[events.lane[at]], events.row[at] + 1);
   }
   let top = TOP;
   return lanes.map((_, lane) => {
     const own = top;
-    top += rows[lane] * ROW + GAP;
+    if (rows[lane]) top += rows[lane] * ROW + GAP;
     return [own, top];
   });
 }
@@ -67,13 +70,14 @@ function moment(at, top) {
 
 function box(at, top) {
   const left = Math.max(place(events.start[at]), LEFT), right = Math.min(place(stop(at)), WIDTH);
-  const isQuiet = isEngine(events.lane[at]) && events.busy[at] * 1000 < events.length[at] / 2;
+  const knowsBusy = isEngine(events.lane[at]) || events.busy[at] > 0;
+  const isQuiet = isWait(at) || (knowsBusy && events.busy[at] * 1000 < events.length[at] / 2);
   const made = [shape("rect", {
     class: `box f${colourOf(at)}${isQuiet ? " quiet" : ""}`, x: left.toFixed(1), y: top, rx: 2,
     width: Math.max(right - left, SHORTEST).toFixed(1), height: ROW - 3,
   }, shape("title", {}, words(at)))];
   const name = index.names[events.name[at]];
-  if (right - left > 7 * name.length + 6) made.push(shape("text", { class: "word", x: left + 4, y: top + 13 }, name));
+  if (right - left > 7 * name.length + 6) made.push(shape("text", { class: isQuiet ? "word dark" : "word", x: left + 4, y: top + 13 }, name));
   return made;
 }
 
@@ -94,6 +98,7 @@ function draw() {
   svg.append(...ticks(bottom));
   const nodes = nodesShown();
   lanes.forEach((name, lane) => {
+    if (folded.has(lane)) return;
     svg.append(shape("text", { class: "lane", x: 0, y: tops[lane][0] + 13 }, name.length > 28 ? "…" + name.slice(-27) : name));
     const node = nodes[lane];
     if (node) svg.append(shape("text", { class: "node", x: 0, y: tops[lane][0] + 25 }, "at " + node));
@@ -101,7 +106,7 @@ function draw() {
   const drawnTo = new Map(), marks = [];
   numDrawn = numHidden = 0;
   for (let at = 0; at < events.lane.length; at++) {
-    if (stop(at) < shown[0] || events.start[at] > shown[1]) continue;
+    if (stop(at) < shown[0] || events.start[at] > shown[1] || folded.has(events.lane[at])) continue;
     const lane = events.lane[at], top = tops[lane][0] + events.row[at] * ROW, key = lane * 16 + events.row[at];
     if (!events.length[at]) {
       marks.push(moment(at, top));
@@ -128,12 +133,12 @@ function draw() {
   sumUp();
 }
 
-// Where the engine of each lane is by the end of what is shown.
+// Where the engine or rank of each lane is by the end of what is shown.
 function nodesShown() {
   const nodes = lanes.map(() => "");
   for (let at = 0; at < events.lane.length && events.start[at] <= shown[1]; at++) {
     const lane = events.lane[at];
-    if (isEngine(lane)) nodes[lane] = index.nodes[events.node[at]] || nodes[lane];
+    if (isEngine(lane) || ranks.has(lane)) nodes[lane] = index.nodes[events.node[at]] || nodes[lane];
   }
   return nodes;
 }
@@ -215,8 +220,8 @@ function sumUp() {
   for (let at = 0; at < events.lane.length; at++) {
     const own = Math.min(stop(at), shown[1]) - Math.max(events.start[at], shown[0]);
     const lane = events.lane[at], name = index.lanes[lane];
-    if (own < 0 || name === "iteration" || (own === 0 && events.length[at])) continue;
-    const isNamed = isEngine(lane) || name === "learner", what = index.names[events.name[at]];
+    if (own < 0 || name === "iteration" || folded.has(lane) || (own === 0 && events.length[at])) continue;
+    const isNamed = isEngine(lane) || ranks.has(lane) || name === "learner", what = index.names[events.name[at]];
     const key = isNamed ? `${name}: ${what}` : name;
     const sum = sums.get(key) || { lane, order: isEngine(lane) ? 0 : -1, ms: 0, busy: 0, num: 0, requests: 0, samples: 0, tokens: 0 };
     sum.ms += own;
@@ -244,8 +249,9 @@ function sumUp() {
 // --- the page ----------------------------------------------------------------------------------------------
 
 function keys() {
-  const found = [...new Set(index.names)].filter(name => name in COLOURS);
-  byId("legend").append(...found.map(name => make("span", "", make("i", `square f${COLOURS[name]}`), " " + name)));
+  const found = [...new Set(index.names)].filter(name => name in COLOURS).map(name => [`f${COLOURS[name]}`, name]);
+  if (index.names.some(name => name.startsWith(WAITING))) found.push(["f8 quiet", "waiting for another rank"]);
+  byId("legend").append(...found.map(([colour, name]) => make("span", "", make("i", `square ${colour}`), " " + name)));
 }
 
 openPage(async () => {
@@ -253,6 +259,8 @@ openPage(async () => {
   if (!index.events) return;
   events = index.events;
   lanes = index.lanes;
+  ranks = new Set(index.ranks);
+  folded = new Set(index.folded);
   end = 1;
   for (let at = 0; at < events.lane.length; at++) end = Math.max(end, stop(at));
   keys();
@@ -263,6 +271,14 @@ openPage(async () => {
     byId(name).addEventListener("click", () => move(share, zoom));
   }
   byId("all").addEventListener("click", () => look(0, end));
+  if (index.folded.length) {
+    byId("ranks").addEventListener("click", event => {
+      const isOpen = folded.size > 0;
+      folded = new Set(isOpen ? [] : index.folded);
+      event.target.setAttribute("aria-pressed", isOpen);
+      draw();
+    });
+  }
   const known = (new URLSearchParams(location.hash.slice(1)).get("t") || "").split(",").map(Number);
   if (known.length === 2 && known[1] > known[0]) return look(known[0], known[1]);
   const all = iterations(), first = all[Math.max(0, all.length - LAST_SHOWN)];

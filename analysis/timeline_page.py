@@ -6,7 +6,16 @@ from espalier.analysis.markup import Markup, join, printable, tag
 from espalier.analysis.script_page import render_script_page
 from espalier.analysis.sections import duration, note, section, table, tiles
 from espalier.analysis.timeline_charts import columns_of, legend, lines_chart, stacked_chart
-from espalier.analysis.timeline_run import TimelineRun, engine_sums, fates_of, picture_of
+from espalier.analysis.timeline_run import (
+    MOST_RANKS,
+    TimelineRun,
+    engine_sums,
+    fates_of,
+    folded_ranks,
+    other_ranks,
+    picture_of,
+    seconds_waited_for,
+)
 
 _PHASE = "seconds/"
 _WAITS = {
@@ -18,9 +27,10 @@ _NO_QUEUE = (
     "wait, and while they draw the learner does."
 )
 _LANES = (
-    "A lane for the learner's phases on rank 0, one for batches of rollouts from the first request to the last score, "
-    "one for deliveries of weights, and one for every engine."
+    "A lane for the learner's phases on rank 0, one for every other rank of it, one for batches of rollouts from the "
+    "first request to the last score, one for deliveries of weights, and one for every engine."
 )
+_MOST_WAITED_FOR = 8
 _AHEAD = {"later batches that are whole": "queue/ready_batches", "age of tokens, versions": "engine/token_age"}
 
 
@@ -93,7 +103,23 @@ def _waits(run: TimelineRun) -> Markup:
     else:
         parts.append(note(_NO_QUEUE))
     parts += _mean_sentence(run)
+    parts += _ranks(run)
     return section("waiting", "Who waited for whom", *parts)
+
+
+def _ranks(run: TimelineRun) -> list[str]:
+    nodes, waited = other_ranks(run.events), seconds_waited_for(run.events)
+    if not nodes:
+        return []
+    rows = [
+        [lane, printable(nodes.get(lane, "")) or "–", duration(seconds), f"{seconds / len(nodes):.3g}"]
+        for lane, seconds in list(waited.items())[:_MOST_WAITED_FOR]
+    ]
+    text = f"Of the {1 + len(nodes)} ranks of the learner others waited for these longest, over the iterations of the "
+    text += "picture. Rank 0 (learner) draws, scores and writes for all. Waits that are too short to be drawn are not "
+    text += "counted, nor those within passes that the ranks make in step (ZeRO-3)."
+    head = ["rank waited for", "machine", "seconds of all others", "seconds per rank"]
+    return [tag("p", text), table(head, rows)]
 
 
 def _per_iteration(run: TimelineRun, name: str) -> str:
@@ -160,6 +186,12 @@ def _picture(run: TimelineRun) -> Markup:
     if run.num_left_out:
         left = f"The {run.num_left_out:,} events of iterations before {min(event.iteration for event in run.events)}"
         parts.append(tag("p", f"{left} are left out (stage.max_events).", class_="cut"))
+    if folded := folded_ranks(run.events):
+        drawn = (
+            f"Of the {MOST_RANKS + len(folded)} other ranks the {MOST_RANKS} that others waited for longest are drawn"
+        )
+        button = Markup('<button id="ranks" class="chip" type="button" aria-pressed="false">all ranks</button>')
+        parts.append(tag("p", f"{drawn}; the rest by ", button, class_="cut"))
     return section("timeline", title, *parts, _controls())
 
 

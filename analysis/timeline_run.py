@@ -3,6 +3,7 @@ follows from them: where tokens ended, what each engine did, times without the h
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,25 @@ from typing import Any
 
 from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput
-from espalier.data.timeline import ASKED, LANES, LOST, RUN, START, TimelineEvent, read_timeline
+from espalier.data.timeline import (
+    ASKED,
+    LANES,
+    LEARNER,
+    LOST,
+    RUN,
+    START,
+    WAITING,
+    TimelineEvent,
+    is_of_other_rank,
+    rank_lane,
+    read_timeline,
+)
 
 _MOST_AGES = 4
 _AGE = re.compile(r"ledger/trained_age_(\d+)")
 _BREAK_SECONDS = 1.0  # what the time between two programs is shown as, at most
 _MOST_ROWS = 8
+MOST_RANKS = 15  # other than rank 0, whose lanes are drawn from the beginning
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,7 @@ def engine_sums(events: Sequence[TimelineEvent]) -> dict[str, EngineSums]:
     """Return what each engine did, by its name in the order of numbers."""
     sums: dict[str, EngineSums] = {}
     for event in sorted(events, key=lambda event: event.start):
-        if event.lane in LANES:
+        if event.lane in LANES or is_of_other_rank(event.lane):
             continue
         one = sums.setdefault(event.lane, EngineSums())
         one.nodes[event.node] = None
@@ -152,18 +166,48 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def seconds_waited_for(events: Sequence[TimelineEvent]) -> dict[str, float]:
+    """Return how long others waited for each rank of the learner, all of them together, by its lane; the longest
+    first."""
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.name.startswith(WAITING):
+            found[rank_lane(int(event.name.removeprefix(WAITING)))] += event.end - event.start  # type: ignore[assignment]
+    return dict(found.most_common())
+
+
+def other_ranks(events: Sequence[TimelineEvent]) -> dict[str, str]:
+    """Return the machine of each rank but 0 at the end of the events, by its lane in the order of ranks."""
+    nodes = {event.lane: event.node for event in events if is_of_other_rank(event.lane)}
+    return {lane: nodes[lane] for lane in sorted(nodes, key=natural)}
+
+
+def folded_ranks(events: Sequence[TimelineEvent]) -> list[str]:
+    """Return the lanes of ranks that are not drawn at first: all but the `MOST_RANKS` others waited for longest."""
+    lanes, waited = list(other_ranks(events)), seconds_waited_for(events)
+    drawn = sorted(lanes, key=lambda lane: -waited.get(lane, 0.0))[:MOST_RANKS]
+    return [lane for lane in lanes if lane not in drawn]
+
+
 # --- the picture -----------------------------------------------------------------------------------------------------
 
 
 def picture_of(run: TimelineRun) -> dict[str, Any]:
-    """Return what the page's script draws: a list for every column of events, in the order of their starts. Times are
-    in milliseconds since the first one shown; `breaks`: where a program started again, after which iteration, and how
-    many seconds after the one before had ended."""
+    """Return what the page's script draws: a list for every column of events, in the order of their starts. `lanes` are
+    `fixed` ones and then engines; `ranks` and, of these, `folded` say which are of other ranks and which not drawn at
+    first. Times are in milliseconds since the first one shown; `breaks`: where a program started again, after which
+    iteration, and how many seconds after the one before had ended."""
     events, breaks = without_breaks(run.events)
     events.sort(key=lambda event: event.start)
     events = [event for event in events if event.lane != RUN]
-    engines = sorted({event.lane for event in events} - set(LANES), key=natural)
-    lanes = [*(lane for lane in LANES if any(event.lane == lane for event in events)), *engines]
+    ranks, folded = list(other_ranks(events)), folded_ranks(events)
+    used = {event.lane for event in events}
+    engines = sorted(used - {*LANES, *ranks}, key=natural)
+    fixed = [lane for name in LANES for lane in (name, *(ranks if name == LEARNER else ())) if lane in used]
+    lanes = [*fixed, *engines]
     names = list(dict.fromkeys(event.name for event in events))
     nodes = list(dict.fromkeys(event.node for event in events))
     lane_of, name_of, node_of = ({key: number for number, key in enumerate(found)} for found in (lanes, names, nodes))
@@ -180,8 +224,9 @@ def picture_of(run: TimelineRun) -> dict[str, Any]:
     for name in ("requests", "samples", "tokens", "engines"):
         columns[name] = [getattr(event, name) for event in events]
     marks = [[round(1000 * at, 1), iteration, round(seconds, 1)] for at, iteration, seconds in breaks]
-    num_fixed = len(lanes) - len(engines)
-    return {"lanes": lanes, "fixed": num_fixed, "names": names, "nodes": nodes, "events": columns, "breaks": marks}
+    of_ranks = {"ranks": [lane_of[lane] for lane in ranks], "folded": [lane_of[lane] for lane in folded]}
+    texts = {"lanes": lanes, "fixed": len(fixed), "names": names, "nodes": nodes}
+    return {**texts, **of_ranks, "events": columns, "breaks": marks}
 
 
 def without_breaks(events: Sequence[TimelineEvent]) -> tuple[list[TimelineEvent], list[tuple[float, int, float]]]:

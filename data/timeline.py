@@ -13,8 +13,24 @@ from espalier.data.records import parse_record
 RUN, ITERATION, LEARNER, DRAWING, DELIVERY = "run", "iteration", "learner", "drawing", "delivery"
 LANES = (RUN, ITERATION, LEARNER, DRAWING, DELIVERY)
 START = "start"
+WAITING = "waiting for rank "
 ASKED, LOST, BACK = "asked", "lost", "back"
 """Names of an engine's events."""
+
+
+def rank_lane(rank: int) -> str:
+    """Return the name of the lane of a rank of the learner."""
+    return f"{LEARNER} {rank}" if rank else LEARNER
+
+
+def is_of_other_rank(lane: str) -> bool:
+    """Say whether a lane is that of a rank of the learner other than 0."""
+    return lane.startswith(f"{LEARNER} ")
+
+
+def waiting_for(rank: int) -> str:
+    """Return the name of the event of a wait until `rank`, the last one, came."""
+    return f"{WAITING}{rank}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +42,17 @@ class TimelineEvent:
     """of what is drawn: the iteration that trains on it; else the one in which it was, from 1, to which evaluation and
     saving behind it belong; 0 before the first; of a start: how many were done"""
     lane: str
-    """who: run, iteration, learner (rank 0), drawing (a batch of rollouts), delivery (of weights), or an engine's
-    name"""
+    """who: run, iteration, learner (rank 0), `learner 3` (another rank), drawing (a batch of rollouts), delivery (of
+    weights), or an engine's name"""
     name: str
-    """what: start; a phase ([metrics](metrics.md#time)); `batch 3`; `version 3`; of an engine asked (from its first
-    request to its last answer), lost or back"""
+    """what: start; a phase ([metrics](metrics.md#time)); of a learner `waiting for rank 3`, the last that came;
+    `batch 3`; `version 3`; of an engine asked (from its first request to its last answer), lost or back"""
     start: float
     """seconds since 1970"""
     end: float
     """seconds since 1970; of a moment as `start`"""
     node: str = ""
-    """of an engine: where it ran, as rank 0 reached it"""
+    """of an engine: where it ran, as rank 0 reached it; of another rank: the name of its machine"""
     requests: int = 0
     """answered; drawn; of a lost engine: those that it owed"""
     samples: int = 0
@@ -44,7 +60,8 @@ class TimelineEvent:
     tokens: int = 0
     """tokens of these samples; of a lost engine: those that it had said it had drawn, at most a second before"""
     busy_seconds: float = 0.0
-    """of an engine: how long of the time it owed answers"""
+    """of an engine: how long of the time it owed answers; of a phase of another rank with short waits in it: how long
+    it did not wait"""
     engines: int = 0
     """of a delivery: how many engines took it"""
 

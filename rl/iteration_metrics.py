@@ -1,33 +1,52 @@
 """What an iteration measures on its way: the seconds of its phases, and numbers by their names in docs/metrics.md."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from espalier.data.timeline import waiting_for
 from espalier.rl.timeline import Timeline
+
+_SHORTEST_WAIT = 0.01  # seconds of one that is a part of its own
 
 
 class Clock:
     """Seconds of phases. A phase that begins within another one pauses it: every second counts once, for the
-    innermost. `on_part` hears of every part of a phase: its name, begin and end, of `time.monotonic()`."""
+    innermost. `on_part` hears of every part of a phase, and of waits for other ranks between and in them: its name,
+    begin and end, of `time.monotonic()`."""
 
     def __init__(self, on_part: Callable[[str, float, float], None] | None = None) -> None:
         self._on_part = on_part
         self._seconds: dict[str, float] = {}
+        self._waited: dict[str, float] = {}
         self._open: list[str] = []
         self._since = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the seconds of the block for this phase."""
-        self._count()
+        self._count(time.monotonic())
         self._open.append(name)
         try:
             yield
         finally:
-            self._count()
+            self._count(time.monotonic())
             self._open.pop()
+
+    def wait(self, rank: int, begun: float, ended: float) -> None:
+        """Take note that this rank waited for others until `rank`, the last one, came. What phase it was in keeps the
+        seconds."""
+        if self._open:
+            phase = self._open[-1]
+            self._waited[phase] = self._waited.get(phase, 0.0) + ended - begun
+        if self._on_part is None or ended - begun < _SHORTEST_WAIT:
+            return
+        if self._open:
+            self._count(begun)
+            self._seconds[self._open[-1]] += ended - begun
+            self._since = ended
+        self._on_part(waiting_for(rank), begun, ended)
 
     def has(self, name: str) -> bool:
         """Say whether this phase has ended since its seconds were last taken."""
@@ -38,14 +57,18 @@ class Clock:
         names = [name] if name else list(self._seconds)
         return {f"seconds/{phase}": self._seconds.pop(phase) for phase in names}
 
+    def take_waited(self, names: Iterable[str]) -> float:
+        """Return how long this rank waited for others in these phases; waits in all phases count from 0 again."""
+        waited, self._waited = self._waited, {}
+        return sum(waited.get(name, 0.0) for name in names)
+
     def move(self, name: str, other: str, seconds: float) -> None:
         """Count so many seconds of the phase `name`, at most all of them, for `other` instead."""
         moved = min(seconds, self._seconds.get(name, 0.0))
         self._seconds[name] = self._seconds.get(name, 0.0) - moved
         self._seconds[other] = self._seconds.get(other, 0.0) + moved
 
-    def _count(self) -> None:
-        now = time.monotonic()
+    def _count(self, now: float) -> None:
         if self._open:
             self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
             if self._on_part is not None:
@@ -64,6 +87,11 @@ class IterationMetrics:
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.timeline.add_phase)
+
+    def wait(self, rank: int, begun: float, ended: float) -> None:
+        """Take note of a wait of this rank for others, of whom `rank` came last."""
+        self.clock.wait(rank, begun, ended)
+        self.timeline.meetings.append(ended)
 
     def add(self, values: Mapping[str, float], prefix: str = "") -> None:
         """Keep `values` as `{prefix}{name}`."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 
 from espalier.data.batches.packing import MIN_SHARED, in_batches
-from espalier.runtime.distributed import gather_over_ranks, gather_vectors, rank, world_size
+from espalier.runtime.distributed import gather_over_ranks, gather_vectors, rank, wait_visibly, world_size
 
 
 def deal_longest_first(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -120,6 +120,7 @@ def fill_from_ranks(wholes: Sequence[torch.Tensor], mask: torch.Tensor, deal: Se
     if world_size() == 1:
         return
     sizes = [int(mask[rows].sum()) for rows in deal]
+    wait_visibly("the rows of all ranks")
     for whole in wholes:
         own = deal[rank()]
         parts = gather_vectors(whole[own][mask[own]], sizes)

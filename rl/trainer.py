@@ -21,9 +21,10 @@ from espalier.rl.iteration import Iteration
 from espalier.rl.learner import RunState, write_model
 from espalier.rl.ledger import read_waiting
 from espalier.rl.probes.reward_falls import RewardWatch
+from espalier.rl.rank_times import hand_over
 from espalier.rl.samples import forget_evaluated
 from espalier.rl.update import most_rollouts
-from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank
+from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank, waits_heard_by
 from espalier.runtime.errors import Stopped
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.sampling.client import HasEngines
@@ -57,14 +58,15 @@ class Trainer(Iteration):
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
+        self.metrics.timeline.open(self.run_dir if is_main_rank() else None, first)
         if is_main_rank():
-            self.metrics.timeline.open(self.run_dir, first)
             self.rollout_source.go_on(*read_waiting(self.tracking.path))
             forget_evaluated(self.run_dir, first)
         self.evaluation.found = from_main_rank(lambda: read_evaluations(self.tracking.path, config.evaluation.metric))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
-        with self.loop, Progress("rl", self._last_iteration, "iteration", first, line_every) as progress:
+        lines = Progress("rl", self._last_iteration, "iteration", first, line_every)
+        with self.loop, waits_heard_by(self.metrics.wait), lines as progress:
             try:
                 weights = self.policy.weights()
                 if self.policy.average is not None and first == 0:
@@ -73,6 +75,7 @@ class Trainer(Iteration):
                 weights.on_all_ranks(lambda: self.loop.run(self._start(first, weights)))
                 with self.stop:
                     is_stopped = self._go_on(first, state.is_evaluation_due, progress, rewards)
+                hand_over(self.metrics, {})
             finally:
                 if is_main_rank():
                     self.loop.run(self._stop())
@@ -98,6 +101,7 @@ class Trainer(Iteration):
                 if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
                     break
                 values = self.iterate(iteration)
+                values |= hand_over(self.metrics, values)
                 done = iteration + 1
                 self.tracking.log(done, values)
                 self._write_timeline()

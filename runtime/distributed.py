@@ -4,11 +4,14 @@ A launcher (`launch.py`, `torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCA
 
 Ranks that do the same work meet in collectives, which have the limit of the process group. Where one may take longer
 than another (rank 0 samples, scores, reads and writes for all) they wait for one another first, by `runtime.peers`,
-without a limit but with signs of life: before `barrier`, `gather_over_ranks` and `from_main_rank`.
+without a limit but with signs of life: before `barrier`, `gather_over_ranks` and `from_main_rank`. Who asks for it
+(`waits_heard_by`) hears of each of these waits, and of those before the few collectives in which a slow rank would
+else hold up the others unseen (`wait_visibly`).
 """
 
 import datetime
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,6 +28,10 @@ from espalier.runtime.ranks import rank as rank
 from espalier.runtime.ranks import world_size as world_size
 
 T = TypeVar("T")
+HearWait = Callable[[int, float, float], None]
+"""(the rank that came last, begin and end of this rank's wait, of `time.monotonic()`)"""
+
+_hear: HearWait | None = None
 
 
 def device() -> torch.device:
@@ -86,11 +93,36 @@ def limit_all_groups() -> None:
             dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=others.limit), group)
 
 
-def _wait(place: str) -> None:
-    """Until all ranks are here, however long that takes, as long as they give signs of life."""
+def _wait(place: str, is_limited: bool = False) -> None:
+    """Until all ranks are here, however long that takes, as long as they give signs of life, or within the limit."""
     others = peers()
     if others is not None:
-        others.meet(place)
+        begun = time.monotonic()
+        last = others.meet(place, is_limited)
+        if _hear is not None:
+            _hear(last, begun, time.monotonic())
+
+
+@contextmanager
+def waits_heard_by(hear: HearWait) -> Iterator[None]:
+    """Have `hear` called for every wait of this rank for others within the block. All ranks enter and leave it at the
+    same place, because within it they wait at more places."""
+    global _hear
+    _hear = hear
+    try:
+        yield
+    finally:
+        _hear = None
+
+
+def wait_visibly(place: str) -> None:
+    """Wait for all ranks, this one's GPU too, ahead of a collective in which they would wait for one another anyway,
+    and as long as in it; nothing where no waits are heard of."""
+    if _hear is None or world_size() == 1:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    _wait(place, is_limited=True)
 
 
 def barrier() -> None:

@@ -58,6 +58,12 @@ class RankFailed(RuntimeError):
         self.exit_code = failure.exit_code
 
 
+class RankStuck(RuntimeError):
+    """A rank that lives has not come where it was to come within the limit."""
+
+    exit_code = 3
+
+
 class Peers:
     """The connections of this rank: `lines` by rank (of rank 0 to all others, of these to rank 0) and `names` of who is
     at their other ends."""
@@ -71,6 +77,7 @@ class Peers:
         self._heard = dict.fromkeys(lines, time.monotonic())
         self._texts = dict.fromkeys(lines, b"")
         self._met, self._opened = 0, 0  # meetings that this rank came to, and that all came to
+        self._last = 0  # who came last to the newest of these
         self._arrived: dict[int, dict[int, str]] = {}  # on rank 0: of those that are not complete
         self._left: set[int] = set()
         self._failed_at = 0.0
@@ -79,10 +86,11 @@ class Peers:
         self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
         self._thread.start()
 
-    def meet(self, place: str) -> None:
-        """Wait until every rank is at the same `place`, however long that takes, as long as they give signs of life.
+    def meet(self, place: str, is_limited: bool = False) -> int:
+        """Wait until every rank is at the same `place`, however long that takes, as long as they give signs of life;
+        where it `is_limited`, for as long as a collective may take. Return the rank of which rank 0 heard last.
 
-        Raises RankFailed where another rank fails, is lost, or is at another place.
+        Raises RankFailed where another rank fails, is lost, or is at another place, and RankStuck.
         """
         self._met += 1
         self._is_at_end = place == END
@@ -94,6 +102,9 @@ class Peers:
         with self._changed:
             while self._opened < self._met and self.failure is None:
                 self._changed.wait(1.0)
+                if is_limited and time.monotonic() - started > self.limit and self._opened < self._met:
+                    raise RankStuck(f"{place}: a rank has not come within {self.limit:g} s (rank_timeout_seconds): is "
+                                    "it stuck, or slower than the others by more than that?")  # fmt: skip
                 if rank() == 0 and time.monotonic() - said > self.limit:
                     said = time.monotonic()
                     late = [str(peer) for peer in self._lines if peer not in self._arrived.get(self._met, {})]
@@ -102,6 +113,7 @@ class Peers:
             if self.failure is not None:
                 self._is_unwinding = True
                 raise RankFailed(self.failure)
+            return self._last
 
     def settle(self, error: BaseException) -> RankFailed | None:
         """Tell every rank of this one's error, unless another rank's was first: that one, or None for its own."""
@@ -168,14 +180,14 @@ class Peers:
             del self._arrived[number]
             strange = next((other for other, found in places.items() if found != places[0]), None)
             if strange is None:
-                self._opened = number
+                self._opened, self._last = number, peer
                 self._changed.notify_all()
         if strange is not None:
             where = f"rank {strange} is at '{places[strange]}', rank 0 at '{places[0]}'"
             self._accept(Failure(0, f"the ranks do not do the same: {where}: do all see the same files?", 2))
             return
         for other in self._lines:
-            self._send(other, opened=number)
+            self._send(other, opened=number, last=peer)
 
     def _send(self, peer: int, **message: Any) -> None:
         """A message is a JSON object in a line; an empty line is a sign of life."""
@@ -240,6 +252,7 @@ class Peers:
         else:
             with self._changed:
                 self._opened = message.get("opened", self._opened)
+                self._last = message.get("last", self._last)
                 if "left" in message:
                     self._left.add(peer)
                 self._changed.notify_all()

@@ -22,7 +22,7 @@ import torch
 from espalier.models.in_parts import is_part, loaded_in_parts
 from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast, is_bf16
-from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, world_size
+from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, wait_visibly, world_size
 from espalier.training.deepspeed_library import library
 from espalier.training.deepspeed_pieces import BadSettings as BadSettings
 from espalier.training.deepspeed_pieces import check_optimizer, check_settings, held_pieces, spread
@@ -100,6 +100,8 @@ class DeepSpeedEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro-batch's loss []; the last of a step reduces them over the ranks."""
+        if self.model.is_gradient_accumulation_boundary():
+            wait_visibly("the last micro-batch of all ranks")
         self.model.backward(loss * world_size(), scale_wrt_gas=False)
         if not self.model.is_gradient_accumulation_boundary():
             self.model.step()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from espalier.models.precision import autocast
-from espalier.runtime.distributed import is_main_rank, sum_gradients
+from espalier.runtime.distributed import is_main_rank, sum_gradients, wait_visibly
 from espalier.training.piece_files import BadCheckpoint as BadCheckpoint
 from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 
@@ -73,17 +73,22 @@ class TorchEngine:
         self.device = device
         self.max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._num_left = 0  # calls of backward until the step
 
     def computing_in(self, precision: str) -> AbstractContextManager[None]:
         """Have forward passes computed in bf16 or fp32 within."""
         return autocast(self.device, precision)
 
     def start_step(self, num_micro_batches: int) -> None:
-        """Any number will do."""
+        """Any number will do; the ranks wait for one another behind the last one."""
+        self._num_left = num_micro_batches
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of a loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
+        self._num_left -= 1
+        if self._num_left == 0:
+            wait_visibly("the gradients of all ranks")
 
     def step(self, learning_rate: float) -> float:
         """Sum over ranks, clip to `max_grad_norm`, update; a norm that is not finite updates nothing."""

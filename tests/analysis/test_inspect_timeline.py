@@ -242,6 +242,48 @@ def test_names_of_engines_are_neither_markup_nor_a_reference(tmp_path: Path) -> 
     assert blocks_of(page)["index"]["lanes"] == [name]
 
 
+def run_of_ranks(folder: Path, num: int) -> Path:
+    """One iteration on `num` ranks, four to a machine: all draw nothing and wait for rank 0, which waits for none; in
+    the update rank 41 % num comes last, a second behind all others, and each rank waits for the next one 0.01 s."""
+    events = [event(1, "run", "start", 0, 0), event(1, "iteration", "iteration 1", 0, 10)]
+    events += [event(1, "learner", "rollout", 0, 4), event(1, "learner", "update", 4, 8)]
+    events.append(event(1, "learner", f"waiting for rank {41 % num}", 8, 9))
+    for rank in range(1, num):
+        own: dict[str, Any] = {"lane": f"learner {rank}", "node": f"node-{rank // 4}"}
+        events.append(event(1, name="waiting for rank 0", start=0, end=4, **own))
+        events.append(event(1, name="update", start=4, end=9 if rank == 41 % num else 8, **own))
+        if rank != 41 % num:
+            events.append(event(1, name=f"waiting for rank {41 % num}", start=8, end=9, **own))
+        events.append(event(1, name=f"waiting for rank {(rank + 1) % num}", start=9, end=9.01, **own))
+    return write(folder, [line(1)], events)
+
+
+def test_the_page_says_which_rank_others_waited_for_and_where_it_is(tmp_path: Path) -> None:
+    page, _ = page_of(run_of_ranks(tmp_path, 8))
+    rows = tables_in(page)
+    assert rows["learner"] == ["–", "28.0 s", "4"], "7 ranks waited 4 s, and rank 7 once 0.01 s"
+    assert rows["learner 1"] == ["node-0", "7.0 s", "1"], "rank 0 and 6 others waited a second"
+    assert "Of the 8 ranks of the learner others waited" in page
+    index = blocks_of(page)["index"]
+    assert index["lanes"] == ["iteration", "learner", *(f"learner {rank}" for rank in range(1, 8))]
+    assert (index["fixed"], index["ranks"], index["folded"]) == (9, list(range(2, 9)), [])
+    assert 'id="ranks"' not in page
+    assert "Nothing is known of this run" in page, "a rank is no engine"
+
+
+def test_of_many_ranks_those_that_others_waited_for_longest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
+    run = run_of_ranks(tmp_path, 64)
+    page, _ = page_of(run)
+    index = blocks_of(page)["index"]
+    names = [index["lanes"][lane] for lane in index["ranks"]]
+    assert names == [f"learner {rank}" for rank in range(1, 64)]
+    drawn = [index["lanes"][lane] for lane in index["ranks"] if lane not in index["folded"]]
+    assert len(drawn) == 15
+    assert "learner 41" in drawn
+    assert "Of the 63 other ranks the 15 that others waited for longest are drawn; the rest by" in page
+    assert len([name for name in tables_in(page) if name.startswith("learner")]) == 8
+
+
 def dom_of(run_dir: Path, choice: str = "") -> str:
     address = f"{(run_dir / 'timeline.html').as_uri()}#{choice}"
     done = browse(run_dir, address, "--dump-dom", "--virtual-time-budget=5000")
@@ -260,6 +302,15 @@ def test_the_browser_draws_the_lanes_and_sums_up_what_is_shown(tmp_path: Path) -
     closer = dom_of(run, "t=1000,11000")
     assert "iterations 1 to 1" in closer
     assert 'class="lost"' not in closer
+
+
+def test_the_browser_draws_some_of_many_ranks(tmp_path: Path) -> None:
+    run = run_of_ranks(tmp_path, 64)
+    page_of(run)
+    dom = dom_of(run)
+    assert dom.count('class="lane"') == 2 + 15
+    assert "at node-10" in dom, "of rank 41"
+    assert ">learner 41</text>" in dom
 
 
 def test_the_browser_draws_a_thousand_iterations_in_seconds(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_what_a_run_did_before_it_died_is_written(
     assert (last.iteration, last.name) == (3, "rollout")
 
 
-def test_ranks_that_write_nothing_keep_nothing_and_short_phases_are_left_out(tmp_path: Path) -> None:
+def test_a_timeline_that_is_not_open_keeps_nothing_and_short_phases_are_left_out(tmp_path: Path) -> None:
     timeline = Timeline()
     timeline.add_phase("update", 1.0, 2.0)
     timeline.add(DRAWING, "batch 1", 1.0, 2.0)

@@ -104,6 +104,16 @@ def test_a_rank_that_is_killed_ends_the_other(ended: dict[str, Ended]) -> None:
     assert "has ended without a word" in line
 
 
+def test_who_came_last_is_heard_and_a_visible_wait_for_a_rank_that_is_stuck_has_the_limit(
+    ended: dict[str, Ended],
+) -> None:
+    found = ended["heard"]
+    assert found.codes == [3, 3], found
+    (line,) = (line for line in found.lines if line.startswith("error: "))
+    assert "a collective: a rank has not come within 3 s (rank_timeout_seconds): is it stuck" in line
+    assert found.seconds < 25
+
+
 @pytest.mark.slow
 def test_rank_0_stopped_ends_the_other_within_the_limit(ended: dict[str, Ended]) -> None:
     found = ended["stopped"]

@@ -18,6 +18,8 @@ from espalier.runtime.distributed import (
     process_group,
     rank,
     sum_over_ranks,
+    wait_visibly,
+    waits_heard_by,
 )
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.errors import Stopped
@@ -90,6 +92,19 @@ def work(scenario: str) -> None:
         if is_main_rank():
             time.sleep(30)
         sum_over_ranks([1.0])
+    elif scenario == "heard":  # the last that came is known everywhere; waits of a collective have its limit
+        waits: list[tuple[int, float, float]] = []
+        with waits_heard_by(lambda *wait: waits.append(wait)):
+            barrier()
+            time.sleep(0.3 * rank())
+            barrier()
+            time.sleep(0.3 * (1 - rank()))
+            wait_visibly("a collective")
+            assert [last for last, _, _ in waits[1:]] == [1, 0]
+            own = [ended - begun for _, begun, ended in waits[1:]]
+            assert own[rank()] > 0.2 > own[1 - rank()], own
+            time.sleep(30 * rank())
+            wait_visibly("a collective")
 
 
 @entrypoint(StageConfig, config_name="values/cut_states", config_folder="stage", is_on_ranks=True)

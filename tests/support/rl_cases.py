@@ -242,4 +242,5 @@ def make_trainer(
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds/", "tokens_per_second/"))} for row in rows]
+    timed = ("seconds/", "tokens_per_second/", "ranks/")
+    return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]

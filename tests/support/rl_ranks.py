@@ -4,14 +4,17 @@ implicit one, or with
 `stopped` PPO whose rank 1 gets SIGTERM in the update of the second iteration and must not end before rank 0 has
 closed its engine, or with
 `one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first,
-and asks the sampler for more; with `further` that is asked about samples alone. Its sampler answers by the request
-alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
+and asks the sampler for more; with `further` that is asked about samples alone. With `slow` rank 1 takes longer, and
+its clocks are those of another machine; with `killed` all ranks die in the third update. Its sampler answers by the
+request alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
 delivered. Keys are those of main.py."""
 
 import asyncio
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,47 @@ def signal_in_update(trainer: Trainer) -> None:
     trainer.policy.step = signals  # type: ignore[method-assign]
 
 
+SLOWER = 0.1  # seconds per backward pass
+TIMES = "times_of_rank_1"
+"""When its updates began, by rank 0's clock: in the run's folder."""
+
+
+def slow_down(trainer: Trainer, true_time: Callable[[], float]) -> None:
+    """Each of this rank's backward passes of the policy."""
+    backward, learn = trainer.policy.engine.backward, trainer.learn
+
+    def slow(loss: torch.Tensor) -> None:
+        time.sleep(SLOWER)
+        backward(loss)
+
+    def timed(experience: Any, iteration: int) -> dict[str, float]:
+        with (trainer.run_dir / TIMES).open("a") as file:
+            file.write(f"{true_time()!r}\n")
+        return learn(experience, iteration)
+
+    trainer.policy.engine.backward = slow  # type: ignore[method-assign]
+    trainer.learn = timed  # type: ignore[method-assign]
+
+
+def of_another_machine() -> None:
+    """Have this process's clocks differ from those of others."""
+    since_start, since_1970 = time.monotonic, time.time
+    time.monotonic = lambda: since_start() + 1000.0
+    time.time = lambda: since_1970() - 500.0
+
+
+def die_in_update(trainer: Trainer) -> None:
+    """In that of the third iteration."""
+    step: Any = trainer.policy.step
+
+    def dies(experience: Any, rows: Any, number: int, sums: Any) -> Any:
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(experience, rows, number, sums)
+
+    trainer.policy.step = dies  # type: ignore[method-assign]
+
+
 def run_stopped(trainer: Trainer) -> None:
     """Rank 0 takes a second to close the client; no rank may end earlier."""
     closed = trainer.run_dir / "closed"
@@ -86,6 +130,9 @@ def main() -> None:
     fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
     is_one_pass = "one_pass" in sys.argv
     given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if "=" in word)])
+    true_time = time.time
+    if "slow" in sys.argv and rank() == 1:
+        of_another_machine()
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(str(policy))
     with process_group(timeout_seconds=120, is_needed_alone=bool(given.deepspeed)):
@@ -119,6 +166,10 @@ def main() -> None:
         if reference is not None and not given.lora:
             is_cut = (given.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
             assert {hasattr(weight, "ds_id") for weight in reference.parameters()} == {is_cut}
+        if "slow" in sys.argv and rank() == 1:
+            slow_down(trainer, true_time)
+        if "killed" in sys.argv:
+            die_in_update(trainer)
         if "stopped" in sys.argv:
             run_stopped(trainer)
         else:
