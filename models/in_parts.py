@@ -1,44 +1,69 @@
-"""Loading a network whose weights no process holds whole: each one is cut over the ranks as soon as it is read; and
-networks that are only read, of which linear layers are held in bf16.
+"""Loading a network whose weights no process holds whole: of each one a rank reads what it keeps; and networks that
+are only read, of which linear layers are held in bf16.
 
-transformers builds a network without weights, reads safetensors weight by weight and registers each with its module;
-torch calls a hook there. Fused experts, renamed and tied weights, sharded folders and buffers (rotary tables) are
-transformers' own business, and stay so. What a folder lacks (a fresh head) is drawn whole, as ever, and cut when an
-engine takes the network.
+transformers builds a network without weights and registers those of safetensors with their modules one by one; torch
+calls a hook there. Fused experts, renamed and tied weights, sharded folders and buffers (rotary tables) are
+transformers' own business, and stay so. A weight that is one of a file as it stands is read there, in part
+(`models.file_slices`); any other is whole then, and cut at once. What a folder lacks (a fresh head) is drawn whole, as
+ever, and cut when an engine takes the network.
 """
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 import xxhash
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from transformers import PretrainedConfig, PreTrainedModel
+
+from espalier.models.file_slices import Unread, read_in_parts, with_only
+
+
+class Cutter(Protocol):
+    """How weights are cut over the ranks; every rank cuts the same ones in turn."""
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether a rank keeps a stretch of each flattened weight; else all are read whole."""
+
+    def stretch(self, size: int) -> tuple[int, int]:
+        """Return (start, stop): which elements of a flattened weight of so many this rank keeps."""
+
+    def cut(self, parameter: torch.nn.Parameter) -> None:
+        """Leave a parameter, which is whole on every rank, with this rank's part, in place."""
+
+    def cut_own(self, parameter: torch.nn.Parameter) -> None:
+        """Do so where a parameter has the right numbers in this rank's stretch alone."""
+
+    def is_on_any_rank(self, is_so: bool) -> bool:
+        """Say whether something is so on any rank, which all ask."""
 
 
 @dataclass
 class Parts:
-    """`cut` leaves a parameter with this rank's part, in place; every rank calls it for the same ones in turn; None:
-    weights stay whole. `is_half`: the matrices of linear layers are held in bf16, in which autocast multiplies them
-    anyway; not their biases, which DeepSpeed's linear layers add as they are."""
+    """`cutter` of weights; None: they stay whole. `is_half`: the matrices of linear layers are held in bf16, in which
+    autocast multiplies them anyway; not their biases, which DeepSpeed's linear layers add as they are."""
 
-    cut: Callable[[torch.nn.Parameter], None] | None
+    cutter: Cutter | None
     is_half: bool = False
-    hashes: dict[tuple[int, str], int] = field(default_factory=dict)
+    hashes: dict[tuple[int, str], int] = field(default_factory=dict)  # of this rank's stretches
 
 
 _parts: ContextVar[Parts | None] = ContextVar("parts", default=None)
 
 
 @contextmanager
-def loaded_in_parts(cut: Callable[[torch.nn.Parameter], None] | None, is_half: bool = False) -> Iterator[None]:
+def loaded_in_parts(cutter: Cutter | None, is_half: bool = False) -> Iterator[None]:
     """Have networks that are loaded within cut, and held in bf16, as they are read (`Parts`)."""
-    token = _parts.set(Parts(cut, is_half))
+    token = _parts.set(Parts(cutter, is_half))
     try:
         yield
     finally:
@@ -58,27 +83,55 @@ def cutting(config_of: Callable[[], PretrainedConfig]) -> Iterator[None]:
     before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
-    def register(module: torch.nn.Module, name: str, value: torch.nn.Parameter) -> None:
+    def register(module: torch.nn.Module, name: str, value: torch.nn.Parameter) -> torch.nn.Parameter | None:
         # Only what came from a file has this mark; a tied weight comes again, cut already.
         if not getattr(value, "_is_hf_initialized", False) or value.device.type == "meta" or is_part(value):
-            return
-        if parts.cut is not None:
-            # torch.hash_tensor is a XOR of the values: the same in any order, and where all signs are turned
-            bytes_ = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-            parts.hashes[id(module), name] = xxhash.xxh3_64_intdigest(bytes_)
-        if parts.is_half and name == "weight":
-            _round_matrix(module, value, head)
-        if parts.cut is not None:
-            parts.cut(value)
+            return None
+        dtype = torch.bfloat16 if parts.is_half and name == "weight" and _is_matrix(module, head) else value.dtype
+        if parts.cutter is None:
+            value.data = value.data.to(dtype)
+            return None
+        kept, parts.hashes[id(module), name] = _cut(value, dtype, parts.cutter)
+        return kept
 
-    hook = register_module_parameter_registration_hook(register)
     try:
-        yield
+        with ExitStack() as opened:
+            opened.enter_context(register_module_parameter_registration_hook(register))  # type: ignore[arg-type]
+            if parts.cutter is not None and parts.cutter.reads_parts:
+                opened.enter_context(register_module_buffer_registration_hook(_read_buffer))  # type: ignore[arg-type]
+                opened.enter_context(read_in_parts())
+            yield
     finally:
-        hook.remove()
         os.environ.pop("HF_DEACTIVATE_ASYNC_LOAD")
         if before is not None:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
+
+
+def _cut(value: torch.nn.Parameter, dtype: torch.dtype, cutter: Cutter) -> tuple[torch.nn.Parameter, int]:
+    """Return the parameter with this rank's part of it, in `dtype`, and a hash of that part as it was read."""
+    start, stop = cutter.stretch(value.numel())
+    if not isinstance(value, Unread):
+        hash_ = _hash(value.detach().cpu().reshape(-1)[start:stop])
+        value.data = value.data.to(dtype)
+        cutter.cut(value)
+        return value, hash_
+    numbers = value.numbers(start, stop)
+    own = torch.nn.Parameter(with_only(numbers, start, value.shape, dtype), value.requires_grad)
+    own._is_hf_initialized = True  # type: ignore[attr-defined]
+    hash_ = _hash(numbers)
+    del numbers
+    cutter.cut_own(own)
+    return own, hash_
+
+
+def _hash(numbers: torch.Tensor) -> int:
+    """Return one of a flat tensor; torch.hash_tensor is a XOR of the values: the same in any order, and where all signs
+    are turned."""
+    return int(xxhash.xxh3_64_intdigest(numbers.contiguous().view(torch.uint8).numpy().data))
+
+
+def _read_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -> torch.Tensor | None:
+    return value.whole() if isinstance(value, Unread) else None
 
 
 def hold_in_halves(model: PreTrainedModel) -> None:
@@ -86,8 +139,8 @@ def hold_in_halves(model: PreTrainedModel) -> None:
     the last bit."""
     head = _tied_head(model.config)
     for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear):
-            _round_matrix(layer, layer.weight, head)
+        if isinstance(layer, torch.nn.Linear) and _is_matrix(layer, head):
+            layer.weight.data = layer.weight.data.to(torch.bfloat16)
 
 
 def _tied_head(config: PretrainedConfig) -> int | None:
@@ -98,9 +151,8 @@ def _tied_head(config: PretrainedConfig) -> int | None:
     return int(text.vocab_size) if is_tied else None
 
 
-def _round_matrix(module: torch.nn.Module, weight: torch.Tensor, head: int | None) -> None:
-    if isinstance(module, torch.nn.Linear) and module.out_features != head:
-        weight.data = weight.data.to(torch.bfloat16)
+def _is_matrix(module: torch.nn.Module, head: int | None) -> bool:
+    return isinstance(module, torch.nn.Linear) and module.out_features != head
 
 
 @contextmanager
@@ -134,16 +186,19 @@ def whole_shape(tensor: torch.Tensor) -> torch.Size:
 
 
 def differing_tied(model: PreTrainedModel) -> tuple[str, str] | None:
-    """Return two names that the configuration ties and the folder has different values of: transformers, which leaves
-    such weights apart, cannot see that of weights that are cut."""
+    """Return two names that the configuration ties and the folder has different values of, on every rank: transformers,
+    which leaves such weights apart, cannot see that of weights that are cut."""
     parts = _parts.get()
-    for target, source in getattr(model, "all_tied_weights_keys", {}).items() if parts is not None else ():
-        one, other = (_hash_of(model, name, parts) for name in (target, source))
-        if one is not None and other is not None and one != other:
+    if parts is None or parts.cutter is None:
+        return None
+    for target, source in sorted(getattr(model, "all_tied_weights_keys", {}).items()):
+        one, other = (parts.hashes.get(_place(model, name)) for name in (target, source))
+        # Weights of one shape are cut alike, so what differs does so in some rank's part.
+        if one is not None and other is not None and parts.cutter.is_on_any_rank(one != other):
             return source, target
     return None
 
 
-def _hash_of(model: Any, name: str, parts: Parts | None) -> int | None:
+def _place(model: PreTrainedModel, name: str) -> tuple[int, str]:
     owner, _, leaf = name.rpartition(".")
-    return parts.hashes.get((id(model.get_submodule(owner)), leaf)) if parts is not None else None
+    return id(model.get_submodule(owner)), leaf

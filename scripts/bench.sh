@@ -17,6 +17,7 @@
 #   bash scripts/bench.sh sizes [memory] [resume] [peers]  planned memory beside what tensors took; checkpoints on fewer
 #                                                  ranks; half a billion parameters beside TRL, which is installed
 #   bash scripts/bench.sh shares                   what ZeRO-3's ranks hold while networks are loaded, saved, delivered
+#   bash scripts/bench.sh loading                  ZeRO-3's ranks that read their parts of weights, and all of them
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh road                     all sections with their defaults; or one, with its arguments:
 #   bash scripts/bench.sh road processbench [--run experiments/quickstart] [--data FOLDER]

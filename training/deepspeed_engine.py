@@ -29,6 +29,7 @@ from espalier.training.deepspeed_pieces import check_optimizer, check_settings, 
 from espalier.training.engine import named_weights
 from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 from espalier.training.shards import GatheredWeights, Shards
+from espalier.training.weight_cutter import ZeroCutter
 
 
 def tensor_parallel_size(settings: Mapping[str, Any] | None) -> int:
@@ -219,19 +220,7 @@ def loading(settings: Mapping[str, Any] | None, precision: str = "") -> Abstract
     check_settings(settings or {})
     if not cuts_weights(settings):
         return loaded_in_parts(None, is_half=True) if is_half else contextlib.nullcontext()
-    deepspeed, first = library(), list[Any]()
-
-    def cut(parameter: Any) -> None:
-        if first:
-            first[0].convert_to_zero_parameters(param_list=[parameter])
-            return
-        holder = torch.nn.Module()
-        holder._parameters["weight"] = parameter  # without the hook that called this
-        deepspeed.zero.Init(holder, config_dict_or_path=_read_only(settings or {}))
-        limit_all_groups()
-        first.append(parameter)
-
-    return loaded_in_parts(cut, is_half=is_half)
+    return loaded_in_parts(ZeroCutter(_read_only(settings or {})), is_half=is_half)
 
 
 def _read_only(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps
 checkpoint the moments too. Counted is memory of the process: the most that its pages rise by, as the kernel keeps it,
 while weights are saved and delivered, and a checkpoint written and read (the share lies there before; while weights are
 saved and delivered, what an optimizer keeps beside it is no part of it), and while they are loaded the most of its own
-pages whenever a weight is whole; the file that is read is mapped, its pages are the system's and common to all
-ranks. What comes on top of a share does not grow with the network but with its largest weight (here a sixteenth of a
-share), so it is given in such weights too; gloo's own copies are in it. A reference is loaded as training in bf16 loads
-it. With `--quick` nothing is written.
+pages whenever DeepSpeed has taken its part of a weight and what it was taken from is there; the file that is read is
+mapped, its pages are the system's and common to all ranks. What comes on top of a share does not grow with the network
+but with its largest weight (here a sixteenth of a share), so it is given in such weights too; gloo's own copies are in
+it. A reference is loaded as training in bf16 loads it. With `--quick` nothing is written.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from benchmarks.gpu.training import SHAPES, Shape, write_model
 from benchmarks.processes.forked import exit_code, start, start_ranks
@@ -44,6 +43,7 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import LOOPBACK
 from espalier.sampling.weight_stream import WeightSender
 from espalier.training.deepspeed_engine import loading
+from espalier.training.deepspeed_library import library
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights
 
@@ -95,9 +95,11 @@ def _rank(folder: Path) -> None:
 
     def note_load(phase: str, read: Callable[[str], Any], precision: str) -> Any:
         before, most = own_pages(), [0]
-        hook = register_module_parameter_registration_hook(lambda *_: most.append(own_pages()))
+        cutting = library().runtime.zero.partition_parameters
+        free = cutting.free_param
+        cutting.free_param = lambda parameter: (most.append(own_pages()), free(parameter))
         answer = load(read, precision)
-        hook.remove()
+        cutting.free_param = free
         found[phase] = {"share": share_of(answer), "held": max(most) - before}
         return answer
 

@@ -41,8 +41,8 @@ def write(folder: Path, config: PretrainedConfig, **how: str) -> None:
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `llama` (scaled rotary frequencies, biases in float32), `qwen2` (tied, biases, bf16, several files),
-    `experts`, `states` (a module reads another one's weights), and, said to be tied and not, `apart` (another head) and
-    `apart turned` (the embedding's own rows in another order)."""
+    `experts`, `states` (a module reads another one's weights), and, said to be tied and not, `apart` (another head),
+    `apart turned` (the embedding's own rows in another order) and `apart at the end` (in one number)."""
     folder = tmp_path_factory.mktemp("networks")
     write(folder / "llama", LlamaConfig(**SIZES, rope_parameters=SCALED, attention_bias=True))
     tied = Qwen2Config(**SIZES, tie_word_embeddings=True, dtype=torch.bfloat16)
@@ -50,11 +50,15 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(list((folder / "qwen2").glob("*.safetensors"))) > 3
     write(folder / "experts", Qwen3MoeConfig(**SIZES, **EXPERTS))
     write(folder / "states", Mamba2Config(**STATES))
-    for name in ("apart", "apart turned"):
+    for name in ("apart", "apart turned", "apart at the end"):
         write(folder / name, LlamaConfig(**SIZES, tie_word_embeddings=True))
         path = folder / name / "model.safetensors"
         weights = load_file(path)
-        other = torch.ones(160, 48) if name == "apart" else weights["model.embed_tokens.weight"].flip(0).contiguous()
+        embedding = weights["model.embed_tokens.weight"]
+        other = torch.ones(160, 48) if name == "apart" else embedding.flip(0).contiguous()
+        if name == "apart at the end":
+            other = embedding.clone()
+            other[-1, -1] += 1
         save_file(weights | {"lm_head.weight": other}, path, {"format": "pt"})
     return folder
 
@@ -62,11 +66,11 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("num_ranks", "names"),
     slow_unless(
-        lambda case: case == (2, "apart turned,qwen2"),
+        lambda case: case == (2, "apart at the end,qwen2"),
         [
-            (2, "apart turned,qwen2"),
-            (2, "apart,states,llama,experts"),
-            (3, "apart,apart turned,states,llama,qwen2,experts"),
+            (2, "apart at the end,qwen2"),
+            (2, "apart,apart turned,states,llama,experts"),
+            (3, "apart,apart at the end,apart turned,states,llama,qwen2,experts"),
         ],
     ),
 )
