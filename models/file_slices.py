@@ -10,13 +10,16 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils._pytree import tree_map_only
 from transformers import modeling_utils
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NUM_SAMPLES, _SAMPLE = 64, 1 << 14
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
 
@@ -82,6 +85,20 @@ def with_only(numbers: torch.Tensor, start: int, shape: torch.Size, dtype: torch
     flat = torch.frombuffer(room, dtype=dtype)
     flat[start : start + len(numbers)] = numbers
     return flat.view(shape)
+
+
+def sample_of_files(folder: str) -> str:
+    """Return a hash of the names and sizes of a folder's safetensors files, and of what stands at their begin and at
+    places spread over them."""
+    found = xxhash.xxh3_64()
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for number in range(_NUM_SAMPLES):
+                file.seek(size * number // _NUM_SAMPLES)
+                found.update(file.read(_SAMPLE))
+    return found.hexdigest()
 
 
 class _Weight:

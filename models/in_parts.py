@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import xxhash
@@ -24,7 +24,9 @@ from torch.nn.modules.module import (
 )
 from transformers import PretrainedConfig, PreTrainedModel
 
-from espalier.models.file_slices import Unread, read_in_parts, with_only
+from espalier.models.file_slices import Unread, read_in_parts, sample_of_files, with_only
+
+T = TypeVar("T")
 
 
 class Cutter(Protocol):
@@ -43,8 +45,8 @@ class Cutter(Protocol):
     def cut_own(self, parameter: torch.nn.Parameter) -> None:
         """Do so where a parameter has the right numbers in this rank's stretch alone."""
 
-    def is_on_any_rank(self, is_so: bool) -> bool:
-        """Say whether something is so on any rank, which all ask."""
+    def of_all_ranks(self, value: T) -> list[T]:
+        """Return the value of every rank, which all ask."""
 
 
 @dataclass
@@ -68,6 +70,17 @@ def loaded_in_parts(cutter: Cutter | None, is_half: bool = False) -> Iterator[No
         yield
     finally:
         _parts.reset(token)
+
+
+def differing_files(folder: str) -> str:
+    """Return a line about the first rank whose folder holds other files than that of rank 0, where each reads a part of
+    its own; "" where none does. It compares names, sizes and samples of what safetensors files hold."""
+    parts = _parts.get()
+    if parts is None or parts.cutter is None or not parts.cutter.reads_parts:
+        return ""
+    found = parts.cutter.of_all_ranks(sample_of_files(folder))
+    others = [number for number, sample in enumerate(found) if sample != found[0]]
+    return f"rank {others[0]} has other weights there than rank 0" if others else ""
 
 
 @contextmanager
@@ -194,7 +207,7 @@ def differing_tied(model: PreTrainedModel) -> tuple[str, str] | None:
     for target, source in sorted(getattr(model, "all_tied_weights_keys", {}).items()):
         one, other = (parts.hashes.get(_place(model, name)) for name in (target, source))
         # Weights of one shape are cut alike, so what differs does so in some rank's part.
-        if one is not None and other is not None and parts.cutter.is_on_any_rank(one != other):
+        if one is not None and other is not None and any(parts.cutter.of_all_ranks(one != other)):
             return source, target
     return None
 

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from espalier.models.fused_norm import fuse_norms
 from espalier.models.gpu_attention import AUTO
-from espalier.models.in_parts import cutting, differing_tied
+from espalier.models.in_parts import cutting, differing_files, differing_tied
 from espalier.models.last_layer import read_last_layer
 from espalier.models.packed_attention import attention_name
 from espalier.models.recompute import checkpoint_settings, recomputes
@@ -164,6 +164,8 @@ def from_pretrained(
     folder that cannot be loaded.
     """
     check_model_folder(path)
+    if other := differing_files(path):
+        raise BadModel(f"{path}: {other}: have the same model on every node")
 
     def load(**chosen: Any) -> Any:
         named = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from espalier.runtime.distributed import gather_over_ranks, limit_all_groups
 from espalier.training.deepspeed_library import library
+
+T = TypeVar("T")
 
 
 class ZeroCutter:
@@ -56,6 +58,6 @@ class ZeroCutter:
             raise RuntimeError(f"DeepSpeed keeps {parameter.ds_tensor.ds_numel} numbers of {parameter.ds_numel}, not "
                                f"{stop - start}: the versions of requirements.txt are needed")  # fmt: skip
 
-    def is_on_any_rank(self, is_so: bool) -> bool:
-        """Say whether something is so on any rank, which all ask."""
-        return any(gather_over_ranks(is_so))
+    def of_all_ranks(self, value: T) -> list[T]:
+        """Return the value of every rank, which all ask."""
+        return gather_over_ranks(value)

@@ -1,6 +1,7 @@
 """With ZeRO-3 a rank reads of a folder what it keeps: the numbers are those of weights that were read whole."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, Qw
 
 from benchmarks.processes.forked import run_ranks
 from benchmarks.sizes.tensor_memory import own_pages
-from espalier.models.file_slices import Unread, box_around, with_only
+from espalier.models.file_slices import Unread, box_around, sample_of_files, with_only
+from espalier.models.in_parts import loaded_in_parts
+from espalier.models.load import BadModel, load_policy
 from tests.support.slow import slow_unless
 from tests.training.test_cut_loading import EXPERTS, SIZES, write
 
@@ -129,3 +132,31 @@ def test_a_weight_that_is_computed_with_is_read(unread: tuple[Unread, torch.Tens
 def test_nobody_writes_to_a_weight_that_was_not_read(unread: tuple[Unread, torch.Tensor]) -> None:
     with pytest.raises(TypeError, match="cannot be written to"):
         unread[0].zero_()
+
+
+class ApartNode:
+    """A cutter of two ranks, of which the other one read this."""
+
+    reads_parts = True
+
+    def __init__(self, other: str) -> None:
+        self.other = other
+
+    def of_all_ranks(self, value: str) -> list[str]:
+        return [self.other, value]
+
+
+def test_a_node_whose_folder_holds_other_weights_is_named(networks: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(networks / "llama", copy)
+    sample = sample_of_files(str(networks / "llama"))
+    assert sample_of_files(str(copy)) == sample
+    weights = {name: value * 1.001 for name, value in weights_of(copy).items()}
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    assert sample_of_files(str(copy)) != sample
+    cutter: Any = ApartNode(sample)
+    with (
+        loaded_in_parts(cutter),
+        pytest.raises(BadModel, match="copy: rank 1 has other weights there"),
+    ):
+        load_policy(str(copy))
