@@ -11,6 +11,7 @@ given. Activations, scores and what two processes take for themselves are estima
 from dataclasses import dataclass, field
 
 from espalier.rl.probes.canary import MAX_LOGITS
+from espalier.rl.probes.kept_pass import MOST_BYTES
 from espalier.sampling.shared_buckets import kept_bytes, receiver_bytes
 from espalier.training.memory_of_run import MicroBatch
 from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
@@ -68,7 +69,8 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     update = max(backward, step, key=lambda phase: phase.bytes)
     row = sharing.row * shape.vocabulary
     scored = _SCORED * min(8 * row, max(MAX_LOGITS, row))
-    proof = proven.parts | {"scores": scored}  # with moments, which a resume has
+    passes = min(MOST_BYTES, 4 * shape.layers * shape.hidden * 8 * sharing.row)
+    proof = proven.parts | {"scores": scored, "kept passes": passes}  # with moments, which a resume has
     arriving, kept = {}, {}
     if sharing.cut == 1:  # else they come through the machine's memory
         arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(shape.vocabulary, shape.hidden)}

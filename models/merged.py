@@ -7,10 +7,12 @@ the magnitude vector: W' m / |W'|.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 
+from espalier.models.in_parts import whole_shape
 from espalier.models.load import BadModel
 
 _PREFIX = "base_model.model."
@@ -58,6 +60,10 @@ class Merged:
     sources: tuple[str, ...]
     scaling: float = 0.0
 
+    def kind(self, *tensors: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+        """Return the shape and the dtype of the weight, which is not computed for it."""
+        return whole_shape(tensors[0]), reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Return the weight; what is without an adapter is not copied."""
         if len(tensors) == 1:
@@ -83,10 +89,3 @@ def merge_plan(names: Iterable[str], scalings: Mapping[str, float]) -> dict[str,
         elif ".lora_" not in name:
             plan[name] = Merged((source,))
     return plan
-
-
-def merge_weights(weights: Mapping[str, torch.Tensor], scalings: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """The weights of a model with adapters, by their names there → by the plain model's names, the adapters merged;
-    weights without an adapter are not copied."""
-    plan = merge_plan(weights, scalings)
-    return {name: how(*(weights[source] for source in how.sources)) for name, how in plan.items()}

@@ -30,7 +30,7 @@ from espalier.training.memory_of_run import (
     of_node,
     warn_of_memory,
 )
-from espalier.training.memory_plan import Network, Setup, Work, held_numbers
+from espalier.training.memory_plan import Network, Setup, Work, held_numbers, merged_numbers
 from espalier.training.shards import GROUP_BYTES
 
 
@@ -60,7 +60,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         recomputes=recomputes(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
-        delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
+        delivered=merged_numbers(policy.shape) if config.lora and cutting["stage"] < 3 else 0,
         buffers=sender_bytes(kind) + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,

@@ -24,7 +24,7 @@ import torch
 from accelerate import init_empty_weights
 
 from espalier.models.inputs import network
-from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.models.merged import adapter_scalings
 from espalier.models.packing_check import packs_rows
 from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
 from espalier.rl.experience import RowScorer, empty_loss, reference_terms
@@ -44,7 +44,7 @@ from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, TorchEngine
 from espalier.training.schedule import check_schedule, learning_rate
-from espalier.training.shards import GatheredWeights
+from espalier.training.shards import GatheredWeights, Shards
 from espalier.training.sums import NotFinite
 
 if TYPE_CHECKING:
@@ -90,10 +90,14 @@ class Policy:
         check_schedule(self.config.update.schedule)
 
     @cached_property
+    def _trained(self) -> Any:
+        """The model without an engine's wrapper, with its adapters."""
+        return self.engine.model if isinstance(self.engine, TorchEngine) else self.engine.model.module
+
+    @cached_property
     def _scalings(self) -> dict[str, float]:
         """Of its adapters."""
-        model = self.engine.model
-        return adapter_scalings(model if isinstance(self.engine, TorchEngine) else model.module)
+        return adapter_scalings(self._trained)
 
     @cached_property
     def network(self) -> Any:
@@ -227,15 +231,18 @@ class Policy:
             return None
         from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
 
-        gathered = GatheredWeights(self.engine.shards, self._scalings)
-        return ShardedWeights(RankCalls(ShardedPolicy(self.engine, gathered)))
+        return ShardedWeights(RankCalls(ShardedPolicy(self.engine, self._gathered)))
+
+    @cached_property
+    def _gathered(self) -> GatheredWeights:
+        """A few at a time."""
+        return GatheredWeights(self.engine.shards or Shards(self._trained), self._scalings)
 
     def weights(self) -> PolicyWeights:
         """Return them as they are delivered; called on every rank."""
         if self._sharded is not None:
             return self._sharded
-        found = self.engine.whole_weights()
-        return HeldWeights(self.network, merge_weights(found, self._scalings) if self._scalings else found)
+        return HeldWeights(self.network, self.engine.whole_weights(), self._scalings)
 
     def next_weights(self) -> PolicyWeights:
         """Return the `weights` of a new version, with which the moving average goes on."""
@@ -262,12 +269,10 @@ class Policy:
 
     def save_model(self, folder: Path) -> None:
         """A standard folder, adapters merged; called on every rank."""
-        if not self._scalings:
-            self.engine.save_model(folder)
-        elif self._sharded is not None:
-            self._sharded.policy.weights.save(self.network, folder)
+        if self._scalings:
+            self._gathered.save(self.network, folder)
         else:
-            self._save_weights(dict(self.weights().items()), folder)
+            self.engine.save_model(folder)
 
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """`adapter/` and `model_ema/` where there is one, and last of all `model/`, with adapters merged."""
@@ -275,10 +280,10 @@ class Policy:
             write_folder(run_dir / "adapter", self._save_adapter)
         if self.average is not None:
             average = self.average.weights()
-            write_model(lambda folder: self._save_weights(average, folder), tokenizer, run_dir / "model_ema")
+            write_model(lambda folder: self._save_average(average, folder), tokenizer, run_dir / "model_ema")
         write_model(self.save_model, tokenizer, run_dir / "model")
 
-    def _save_weights(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    def _save_average(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if is_main_rank():
             self.network.save_pretrained(folder, state_dict=weights)
 

@@ -21,7 +21,19 @@ from espalier.models.token_scores import LEAST_TOKENS, MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.memory_plan import BUCKET, GIB, LIVE, PREFETCH, Network, Plan, Setup, Shape, Work, memory_plan
+from espalier.training.memory_plan import (
+    BUCKET,
+    GIB,
+    LIVE,
+    PREFETCH,
+    Network,
+    Plan,
+    Setup,
+    Shape,
+    Work,
+    memory_plan,
+    merged_numbers,
+)
 
 log = logging.getLogger("stage")
 
@@ -208,13 +220,13 @@ def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
 
 def with_adapters(setup: Setup, rank: int = 16) -> Setup:
     """Return the run with adapters of `rank` on every linear layer but the head, and no copy of the policy's start;
-    what an engine gets is merged."""
+    what an engine gets is merged, weight by weight."""
     policy, shape = setup.networks[0], setup.networks[0].shape
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sides = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys) + 3 * (shape.hidden + shape.mlp)
     trained = rank * shape.layers * sides
     adapted = Network(replace(shape, parameters=policy.shape.parameters + trained), trained)
-    delivered = policy.shape.parameters if setup.buffers and not setup.cuts_weights else 0
+    delivered = merged_numbers(shape) if setup.buffers and not setup.cuts_weights else 0
     return replace(setup, networks=(adapted, *setup.networks[1:]), delivered=delivered,
                    reference=None if setup.is_start else setup.reference)  # fmt: skip
 

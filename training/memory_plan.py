@@ -100,10 +100,11 @@ class Setup:
     """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, whole on every rank.
     `reference` is the network of a reference, which ZeRO 3 cuts: the policy's start (`is_start`), asked before the
     first step alone (`is_asked_first`). `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their
-    way, gathers, and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes
-    that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary
-    at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy. `recomputes`: what gradient
-    checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed rows, to be shown."""
+    way, gathers, and gathers at once. `delivered`: numbers that one weight takes whose adapters are merged for an
+    engine (`merged_numbers`); `buffers`: bytes that a delivery holds; `averaged`: parameters of a moving average on
+    rank 0's CPU. `max_scores`: tokens x vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether
+    bfloat16 would be a remedy. `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`).
+    `attention`: the kernel of packed rows, to be shown."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -151,7 +152,7 @@ class Phase:
     name: str
     parts: dict[str, int]
     estimated: frozenset[str] = frozenset(
-        ("contexts", "activations", "scores", "copies to compute with", "gathered weights")
+        ("contexts", "activations", "kept passes", "scores", "copies to compute with", "gathered weights")
     )
 
     @property
@@ -261,6 +262,17 @@ def held_numbers(shape: Shape, is_half: bool) -> int:
     return (shape.parameters + shape.vocabulary * shape.hidden) // 2 if is_half else shape.parameters
 
 
+def largest_weight(shape: Shape) -> int:
+    """Return the numbers of the largest weight, which is the embedding or one of the MLP."""
+    return shape.hidden * max(shape.vocabulary, shape.mlp)
+
+
+def merged_numbers(shape: Shape) -> int:
+    """Return the numbers that are there while adapters are merged into the largest weight that has some: the sum, and
+    what is added."""
+    return 2 * shape.hidden * max(shape.mlp, shape.heads * shape.head_size)
+
+
 def reference_bytes(shape: Shape, setup: Setup) -> int:
     """Return what a reference holds, or the rank's share of it."""
     return -(-4 * held_numbers(shape, setup.is_bf16) // (setup.ranks if setup.cuts_weights else 1))
@@ -336,9 +348,9 @@ def memory_plan(setup: Setup) -> Plan:
         asked = asked_bytes(rest, {} if is_beside else held, setup.reference, setup)
         phases.insert(0, Phase("reference's pass", asked))
     if setup.delivered or setup.buffers:
-        sent = {"delivered copy": 4 * setup.delivered, "delivery buffers": setup.buffers}
+        sent = {"merged weight": 4 * setup.delivered, "delivery buffers": setup.buffers}
         phases.append(Phase("delivery", _added(rest, sent)))
-        copy = -(-4 * setup.networks[0].shape.parameters // (setup.ranks if setup.cuts_weights else 1))
-        phases.append(Phase("start-up proof", _added(rest, sent, {"perturbed copy": copy})))
+        noisy = {"weight with noise": 4 * largest_weight(setup.networks[0].shape)}
+        phases.append(Phase("start-up proof", _added(rest, sent, noisy)))
     host = _added(*(beside for _, beside in states), held if is_beside else {}, {"moving average": 4 * setup.averaged})
     return Plan(phases, host)

@@ -5,7 +5,7 @@ order, from its main thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 
-from espalier.models.in_parts import is_part, whole_shape
+from espalier.models.in_parts import whole_shape
 from espalier.models.merged import Merged, merge_plan
 from espalier.runtime.distributed import is_main_rank
 from espalier.training.weight_files import join_folders, join_model
@@ -28,9 +28,9 @@ Gather = Callable[..., AbstractContextManager[Any]]
 
 class Shards:
     """`tensors`: the parameters and buffers of `module` by their names there, tied ones one object; a buffer is whole
-    on every rank. `gather`: deepspeed.zero.GatheredParameters."""
+    on every rank. `gather`: deepspeed.zero.GatheredParameters; nothing has to be gathered where all are whole."""
 
-    def __init__(self, module: torch.nn.Module, gather: Gather):
+    def __init__(self, module: torch.nn.Module, gather: Gather = nullcontext):
         self.module = module
         self.tensors: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
         self._gather = gather
@@ -43,31 +43,6 @@ class Shards:
     def whole(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Have these whole within, not to be written to; entered by every rank, left by each when it likes."""
         return self._gather(list(tensors))
-
-    @staticmethod
-    def own_part(tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of what this rank holds of it."""
-        part: torch.Tensor = getattr(tensor, "ds_tensor", tensor)
-        return part.detach().clone()
-
-    @torch.no_grad()
-    def put_part(self, tensor: Any, part: torch.Tensor) -> None:
-        """Write what `own_part` gave over what this rank holds. What the optimizer keeps of it stays."""
-        if is_part(tensor):
-            tensor.partition(has_been_updated=False)  # a small one may be whole still, as it was
-            tensor.ds_tensor.copy_(part)
-        else:
-            tensor.copy_(part)
-
-    @torch.no_grad()
-    def change(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Write over it what `change` makes of the whole; on every rank. What the optimizer keeps of it stays."""
-        if not is_part(tensor):
-            tensor.copy_(change(tensor))
-            return
-        with self._gather([tensor], modifier_rank=0):
-            if is_main_rank():
-                tensor.copy_(change(tensor))
 
 
 class GatheredWeights:
@@ -83,14 +58,16 @@ class GatheredWeights:
         """Return the tensor of the model that this weight is, or that adapters are added to."""
         return self.shards.tensors[self.plan[name].sources[0]]
 
-    def lengths(self, name: str) -> list[torch.Tensor]:
-        """Return the tensor that gives this weight's rows their length, where there is one (DoRA's magnitude)."""
-        return [self.shards.tensors[source] for source in self.plan[name].sources[3:]]
+    def carriers(self, name: str) -> list[str]:
+        """Return the model's names of this weight, or of what adapters are added to, and of the tensor that gives its
+        rows their length, where there is one (DoRA's magnitude)."""
+        return [*self.plan[name].sources[:1], *self.plan[name].sources[3:]]
 
     @property
     def kinds(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Return whole shapes and dtypes by name, in the order in which they come; nothing is gathered."""
-        return {name: (whole_shape(self.first(name)), self.first(name).dtype) for name in self.plan}
+        tensors = self.shards.tensors
+        return {name: how.kind(*(tensors[source] for source in how.sources)) for name, how in self.plan.items()}
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -102,9 +79,11 @@ class GatheredWeights:
         """Return the names in their order, in groups of at most so many bytes, or of one name."""
         return groups_of({name: self._size(name) for name in self.plan}, limit)
 
-    def gather(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        """Return these weights on rank 0, until `release` or the next call, and nothing on the others; on every
-        rank."""
+    def gather(
+        self, names: Sequence[str], making: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None
+    ) -> list[tuple[str, torch.Tensor]]:
+        """Return these weights on rank 0, until `release` or the next call, and nothing on the others; on every rank.
+        `making[name]` of a tensor of the model takes its place, before adapters are merged."""
         self.release()
         tensors = self.shards.tensors
         needed = {id(tensors[source]): tensors[source] for name in names for source in self.plan[name].sources}
@@ -112,7 +91,11 @@ class GatheredWeights:
         if not is_main_rank():
             self.release()
             return []
-        return [(name, self.plan[name](*(tensors[one].detach() for one in self.plan[name].sources))) for name in names]
+        found = {source: tensors[source].detach() for name in names for source in self.plan[name].sources}
+        for source, make in (making or {}).items():
+            if source in found:
+                found[source] = make(found[source])
+        return [(name, self.plan[name](*(found[one] for one in self.plan[name].sources))) for name in names]
 
     def release(self) -> None:
         """Let go of what was gathered, on this rank."""

@@ -154,7 +154,7 @@ class Delivery:
         self.sync.canaries = canaries
         await self.sync.prove_delivery(weights, seed)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # of the scratch copies
+            torch.cuda.empty_cache()  # of weights with noise
         self.sync.canaries = few_canaries(canaries, num_rollouts)
         self._proof |= await self.sync.sync(weights, version)
         ended, serving = time.monotonic(), self.sync.num_serving

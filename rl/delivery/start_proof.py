@@ -1,15 +1,16 @@
 """The proof at the start of a run that deliveries reach the whole engine.
 
-Every parameter is perturbed on a scratch copy, which is delivered. The engine must then compute as the copy does, and
-not as the copies that keep one parameter as it was: one of every kind in each third of the layers (`representatives`),
+The policy is delivered with noise on every parameter. The engine must then compute as this perturbed copy does, and not
+as the copies that keep one parameter as it was: one of every kind in each third of the layers (`representatives`),
 so that the proof of a deep network costs no more forward passes than that of a shallow one; that the others arrive the
 receipts say. In a wide, deep network one parameter of one layer moves a log-prob by less than rounding does, and noise
 large enough to move it by more makes chaos of the rest. So many tokens are asked together how much of the way to each
 copy the engine's log-probs lie (`way_to`): rounding goes in all directions, a stale parameter in one. Truth and copies
 are computed in float32, else their own rounding would lie on every way.
 
-A copy is a forward pass, and there are some forty. They are computed of the first canaries where these show every
-representative, else of all; how far the engine may be from the truth is read on all tokens either way.
+A copy is a forward pass, and there are some forty; no weights are held for it (`delivery.policy_weights`). They are
+computed of the first canaries where these show every representative, else of all; how far the engine may be from the
+truth is read on all tokens either way.
 
 What the tokens cannot say: a tensor that stands for no other and is stale, or a small part of one, moves the
 log-probs by less than rounding there, and is accepted; so is what is stale for later canaries alone and moves them by
@@ -197,7 +198,7 @@ class _NoiseSearch:
                 return tried
             if not is_better:
                 return None
-            del tried  # before the next copy is made
+            del tried  # with the passes that it keeps, before the next copy is made
         return None
 
     def that_shows_most(self) -> Scratch:
@@ -207,7 +208,7 @@ class _NoiseSearch:
             tried, hidden, _ = self._try(hidden)
             if not hidden:
                 return tried
-            del tried  # before the next copy is made
+            del tried  # with the passes that it keeps, before the next copy is made
         tried = self._perturbed(self.best)
         hidden = [name for name in self.groups if not tried.seen(name) >= 1]
         if len(hidden) == len(self.groups):

@@ -201,8 +201,8 @@ class WeightSync(FollowingEngines):
         return moved | await self.prove()
 
     async def prove_delivery(self, policy: PolicyWeights | torch.nn.Module, seed: int = 0) -> dict[str, float]:
-        """Prove that parameters of every kind reach every engine (`rl.delivery.start_proof`); they are left with a
-        scratch copy.
+        """Prove that parameters of every kind reach every engine (`rl.delivery.start_proof`); they are left with
+        noise.
 
         Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
         ProbeFailed where the engine read every tensor and only computes otherwise. Costs one delivery and, on the
@@ -219,7 +219,7 @@ class WeightSync(FollowingEngines):
             limit = self.max_logprob_gap or FACTOR * max(FLOOR, scratch.rounding)
             answers = [Answer(engine.name, found, before.get(engine)) for engine, found in await self.canary_logprobs()]
             readings = [read_answer(answer, scratch, limit) for answer in answers]
-            del scratch  # before the next one is made
+            del scratch  # with the passes that it keeps, before the next one is made
             wrong = [reading for reading in readings if not reading.is_fresh]
             if not wrong:
                 worst = max(readings, key=lambda reading: reading.error)

@@ -158,7 +158,7 @@ def representatives(names: Iterable[str], num_groups: int = 3) -> dict[str, list
 
 def noisy(value: torch.Tensor, scale: float, seed: int, index: int) -> torch.Tensor:
     """Return a parameter [...], the one of that index, with normal noise of `scale` times its own size."""
+    size = float(value.float().square().mean().sqrt()) or 0.01  # first: it takes as much memory for a moment
     generator = torch.Generator(value.device).manual_seed(seed * 100_003 + index)
     noise = torch.randn(value.shape, generator=generator, device=value.device).to(value)
-    size = float(value.float().square().mean().sqrt()) or 0.01
-    return value + scale * size * noise
+    return noise.mul_(scale * size).add_(value)

@@ -11,7 +11,7 @@ from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel, load_policy
 from espalier.models.lora import Lora, merge_adapter
-from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.models.merged import adapter_scalings
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rl.delivery.policy_weights import HeldWeights
 from espalier.rl.ema import MovingAverage
@@ -49,7 +49,7 @@ def test_merged_weights_are_those_of_pefts_merge_and_leave_the_model_as_it_was(
 ) -> None:
     model = shaken(Lora(rank=4, alpha=8.0, is_dora=is_dora).wrap(load_policy(str(tiny_policy))))
     before = {name: value.clone() for name, value in named_weights(model).items()}
-    found = merge_weights(named_weights(model), adapter_scalings(model))
+    found = dict(HeldWeights(None, named_weights(model), adapter_scalings(model)).items())
     assert all(torch.equal(value, before[name]) for name, value in named_weights(model).items())
     base = load_policy(str(tiny_policy)).state_dict()
     assert found.keys() == base.keys()

@@ -201,7 +201,7 @@ def test_what_is_hidden_gets_more_noise_until_it_shows() -> None:
     scratch = scratch_copy(weights, EIGHT, torch.bfloat16, 0)
     assert weights.passes == [8] + [4] * 5 + [4] * 5 + [8] * 2
     assert all(scratch.seen(name) >= 1 for name in "abc")
-    assert weights.most_alive == [1], "each is as large as the policy"
+    assert weights.most_alive == [1], "each keeps passes"
 
 
 def test_what_shows_in_later_canaries_alone_is_proven_by_all_with_no_more_noise_than_that_takes() -> None:

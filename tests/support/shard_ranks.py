@@ -6,7 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import deepspeed
 import torch
 
 from espalier.models.load import load_policy
-from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.models.merged import adapter_scalings
 from espalier.rl.delivery import weight_sync
-from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
+from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.policy import without_weights
@@ -33,7 +33,9 @@ from espalier.sampling.client import ServerGone
 from espalier.sampling.weight_chain import Invitation
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights, Shards
+from tests.support.resident_memory import peak_mib
 from tests.support.rl_cases import FakeEngine, StreamEnd
+from tests.support.whole_copies import WholeCopies, merged_weights
 
 CANARIES = [Canary(list(range(5, 25)), start=8), Canary(list(range(40, 70)), start=10)]
 BUCKET_BYTES = 2**16
@@ -88,13 +90,13 @@ def whole_weights(engine: Engine, scalings: dict[str, float]) -> Held:
             name: copies.setdefault(value.data_ptr(), value.detach().clone())
             for name, value in module.state_dict().items()
         }
-        return merge_weights(found, scalings) if scalings else found
+        return merged_weights(found, scalings)
 
 
 def parts_of(engine: Engine) -> Held:
     """Return copies of what this rank holds of each weight, and of what the optimizer does."""
     assert engine.shards is not None
-    kept = {name: Shards.own_part(value) for name, value in engine.shards.tensors.items()}
+    kept = {name: getattr(one, "ds_tensor", one).detach().clone() for name, one in engine.shards.tensors.items()}
     flat = getattr(engine.model.optimizer, "fp32_partitioned_groups_flat", [])
     return kept | {f"optimizer {number}": value.detach().clone() for number, value in enumerate(flat)}
 
@@ -143,9 +145,9 @@ def check_delivery(weights: ShardedWeights, whole: Held, path: Path) -> None:
 def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path, is_plain: bool) -> None:
     """The sharded model says of the canaries what whole weights say, and is as it was after the proof."""
     before = parts_of(engine)
-    held = HeldWeights(without_weights(load_policy(str(path), "eager"), torch.device("cpu")), whole)
+    held = WholeCopies(without_weights(load_policy(str(path), "eager"), torch.device("cpu")), whole)
     scales = dict.fromkeys(whole, 0.4)
-    pairs: list[tuple[PolicyWeights, PolicyWeights]] = [(weights, held)]
+    pairs: list[tuple[PolicyWeights, WholeCopies]] = [(weights, held)]
     if is_plain:  # noise on what adapters are added to is another one than on their sum
         pairs.append((weights.perturbed(scales, 3), held.perturbed(scales, 3)))
         for name in ("lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
@@ -160,7 +162,6 @@ def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path
         deliver(pairs[1][0], taking := Keeping())
         if is_main_rank():
             assert_equal(taking.found, dict(pairs[1][1].items()))
-    weights.calls.ask("rest")
     assert_equal(parts_of(engine), before)
     weight_sync.ENOUGH_TOKENS = len(CANARIES[0].ids) - CANARIES[0].start  # else the second is asked
     with BackgroundLoop() as loop:
@@ -173,7 +174,6 @@ def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path
         sync = sync_to(engine_with_own_head(path))
         found = weights.on_all_ranks(lambda: loop.run(sync.sync(weights, 0)))
         assert found["canary_gap"] < 1e-4
-    assert not weights.policy._kept
 
 
 async def caught(call: Any) -> str:
@@ -225,19 +225,6 @@ class Reading(StreamEnd):
     async def _line(self) -> bytes:
         assert self.reader.stdout is not None
         return await asyncio.wait_for(self.reader.stdout.readline(), 60)
-
-
-def peak_mib(call: Callable[[], object]) -> float:
-    """Return by how much the resident memory of this process rises while `call` runs, at most."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _status("VmRSS")
-    call()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def check_peak(weights: ShardedWeights, path: Path, folder: Path) -> None:

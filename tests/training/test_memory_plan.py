@@ -119,12 +119,12 @@ def test_learners_take_turns_and_what_is_read_lies_beside_them() -> None:
     assert parts(both, "between steps") == {"frozen networks": 200 + 80, "weights": 8 * P, "moments": 16 * P}
     assert len(memory_plan(both).phases) == 5
     assert parts(both, "backward pass")["gradients"] == 4 * P + 3200  # the policy's: a scalar head has no scores
-    assert parts(both, "delivery")["delivered copy"] == 120
+    assert parts(both, "delivery")["merged weight"] == 120
     assert parts(both, "delivery")["delivery buffers"] == 77
-    proof = {**parts(both, "delivery"), "perturbed copy": 4 * P}
+    proof = {**parts(both, "delivery"), "weight with noise": 3200}  # the embedding, 100 x 8
     assert parts(both, "start-up proof") == proof
     cut = replace(both, has_deepspeed=True, stage=3)
-    assert parts(cut, "start-up proof")["perturbed copy"] == 2 * P
+    assert parts(cut, "start-up proof")["weight with noise"] == 3200
     assert memory_plan(both).host == {"moving average": 80}
 
 
@@ -172,17 +172,17 @@ def test_a_reference_is_asked_first_where_the_training_asks_it_so(
 
 
 def test_remedies_are_held_against_the_run_that_they_make() -> None:
-    """A reference is cut by ZeRO-3 too; with adapters an engine gets a copy of the policy that is merged."""
+    """A reference is cut by ZeRO-3 too; with adapters an engine gets merged weights, one by one."""
     run = replace(FP32, reference=SHAPE, is_start=True, ranks=8, bucket=10, live=10, prefetch=10)
     zero3 = next(change.setup for change in changes(run, FOUR) if change.setting == "deepspeed=zero3")
     assert parts(zero3, "between steps")["frozen networks"] == -(-4 * P // 8)
     served = replace(run, buffers=8)
-    assert parts(with_adapters(served, rank=2), "delivery")["delivered copy"] == 4 * P
-    assert "delivered copy" not in parts(with_adapters(zero3, rank=2), "between steps")
+    assert parts(with_adapters(served, rank=2), "delivery")["merged weight"] == 4 * 2 * 8 * 20
+    assert "merged weight" not in parts(with_adapters(zero3, rank=2), "between steps")
     sent = next(change.setup for change in changes(replace(served, delivered=P), FOUR)
                 if change.setting == "deepspeed=zero3")  # fmt: skip
     assert parts(sent, "delivery")["delivery buffers"] == 8 + 3200
-    assert "delivered copy" not in parts(sent, "delivery")
+    assert "merged weight" not in parts(sent, "delivery")
     read = replace(served, frozen=P)
     assert parts(with_adapters(read), "between steps")["frozen networks"] == 4 * P
 
