@@ -133,7 +133,10 @@ def test_what_an_iteration_waits_for_is_asked_before_rollouts_that_are_drawn_ahe
 
 
 class Drained(Repeatable):
-    """Has to be left alone while it takes weights, and does not say which version drew what; some requests are slow."""
+    """Has to be left alone while it takes weights, and does not say which version drew what; some requests are slow,
+    and those of them whose id begins with `holds` are not answered."""
+
+    holds = ""
 
     def __init__(self, server: RepeatableServer):
         super().__init__(server)
@@ -144,7 +147,8 @@ class Drained(Repeatable):
         self.asked.append((request.id, self.version))
         self.num_open += 1
         is_slow = sum(map(ord, request.id)) % 2 and request.id.startswith("rl-")
-        await asyncio.sleep(0.3 if is_slow else 0.0)
+        is_held = is_slow and self.holds and request.id.startswith(self.holds)
+        await asyncio.sleep(60 if is_held else 0.3 if is_slow else 0.0)
         samples = await super().sample(request, params)
         self.num_open -= 1
         return samples
@@ -349,7 +353,7 @@ def cut_and_resumed(
             raise ServerGone("the server has died")
         return whole(iteration)
 
-    # so that half of a batch has come when the checkpoint is written
+    engine.holds = "rl-3/"  # so that some of that batch has come when the checkpoint is written, and some has not
     cut.rollout_source = _Calls(whole, dies)
     with pytest.raises(ServerGone):
         cut.run()
