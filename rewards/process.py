@@ -206,9 +206,14 @@ class ProcessReward:
         """Move the network."""
         place(self.model, device)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether engines score."""
+        return not isinstance(self.model, torch.nn.Module)
+
     def close(self) -> None:
         """End the engines, where they score."""
-        if not isinstance(self.model, torch.nn.Module):
+        if self.has_engines:
             self.model.close()
 
     def networks(self) -> dict[str, Any]:

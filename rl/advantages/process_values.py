@@ -21,6 +21,7 @@ from espalier.rewards.process import packs_prompts, score_trajectories
 from espalier.rl.credit.process_credit import FORMS, credit_rollouts, score_gap
 from espalier.rl.credit_watch import ScaleWatch
 from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.group_scores import trajectories_of
 from espalier.rl.rank_watch import StepScoreWatch
 from espalier.rl.row_shares import read_shares
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -61,7 +62,7 @@ class ProcessValueAdvantage:
 
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
-        trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        trajectories = trajectories_of(groups)
         self.prompts(trajectories)
         score = partial(score_trajectories, self.model, pad_id=0, batch_tokens=self.batch_tokens)
         scores = read_shares(trajectories, score, packs_prompts(self.model))
