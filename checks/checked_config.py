@@ -208,7 +208,7 @@ class CheckedConfig:
                 found.append(trained("the implicit reward", path, is_adapter=False, is_divided=bool(config.deepspeed)))
             if reads_start(config) and not config.lora:
                 found.append(frozen("the reference", self.policy))
-            found += [frozen("a reward model", path) for path in read_networks([config.reward, config.advantage])]
+            found += [frozen("a reward model", path) for path in read_networks(config)]
         if isinstance(config, TrainConfig) and not config.lora:
             found += [frozen("the reference", path) for path in model_paths(config.objective)]
         return [*found, *self.engine_needs()]

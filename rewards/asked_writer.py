@@ -16,6 +16,7 @@ class AskedWriter:
     Raises BadInput where more than one text is to be written for each."""
 
     reads_texts: ClassVar[bool] = True
+    has_engines: ClassVar[bool] = True
 
     def __init__(self, path: str, asking: Asks):
         check_model_folder(path)

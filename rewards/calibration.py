@@ -111,6 +111,11 @@ class LinguisticCalibrationReward:
         """None that is given the policy's ids: readers are given texts."""
         return {}
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether the reader asks some."""
+        return isinstance(self.forecasts, HoldsEngines) and self.forecasts.has_engines
+
     def close(self) -> None:
         """End the reader's engines, where it has some."""
         if isinstance(self.forecasts, HoldsEngines):

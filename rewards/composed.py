@@ -145,6 +145,11 @@ class ComposedReward:
             if isinstance(term, ChecksProblems):
                 term.check_problems(problems)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether a term asks some."""
+        return any(isinstance(term, HoldsEngines) and term.has_engines for term in self.terms.values())
+
     def close(self) -> None:
         """End the terms' engines."""
         for term in self.terms.values():

@@ -78,6 +78,11 @@ class ModelForecasts:
             self.writer.model.to(device)  # type: ignore[arg-type]
         place(self.scorer.model, device)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether the extractor asks some."""
+        return isinstance(self.writer, HoldsEngines)
+
     def close(self) -> None:
         """End the extractor's engines, where it has some."""
         if isinstance(self.writer, HoldsEngines):

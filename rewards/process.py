@@ -16,8 +16,9 @@ from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.data.training_layout import STEPS
 from espalier.models.frozen_reward import PromptWatch, check_trained_ends, load_frozen_reward, place
 from espalier.models.inputs import model_inputs
+from espalier.models.log_ratio_reward import LogRatioReward
 from espalier.models.logits import all_logits
-from espalier.models.packing_check import packing_of
+from espalier.models.packing_check import packing_of, packs_rows
 from espalier.models.precision import autocast
 from espalier.models.scalar_head import ScoresSteps, scores_from_logits
 from espalier.rewards.score import ANYTHING, PROCESS, Interval, Score, ScoreRange, clipped, hull
@@ -36,6 +37,11 @@ def row_logits(
         with autocast(device):
             logits = all_logits(model, inputs).flatten(0, 1).cpu()
         yield [(index, logits[path]) for path, index in zip(placed.paths, batch, strict=True)]
+
+
+def packs_prompts(model: Any) -> bool:
+    """Say whether a pass of a reward model computes a prompt once that its rows begin with alike."""
+    return packs_rows(model.policy if isinstance(model, LogRatioReward) else model)
 
 
 def score_trajectories(
@@ -200,9 +206,14 @@ class ProcessReward:
         """Move the network."""
         place(self.model, device)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether engines score."""
+        return not isinstance(self.model, torch.nn.Module)
+
     def close(self) -> None:
         """End the engines, where they score."""
-        if not isinstance(self.model, torch.nn.Module):
+        if self.has_engines:
             self.model.close()
 
     def networks(self) -> dict[str, Any]:

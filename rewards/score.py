@@ -90,13 +90,13 @@ class Reward(Protocol):
         """Return one score a trajectory, in order."""
 
 
-_ASKED = threading.Lock()
+ASKED = threading.Lock()
 """A reward is asked by one thread at a time: batches that are drawn ahead are scored beside the training."""
 
 
 def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
     """Return the reward's scores, once no other thread asks it."""
-    with _ASKED:
+    with ASKED:
         return reward(trajectories)
 
 
@@ -130,7 +130,11 @@ class ChecksProblems(Protocol):
 
 @runtime_checkable
 class HoldsEngines(Protocol):
-    """A reward that may have engines of its own."""
+    """A reward that may have engines of its own, or ask a server."""
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether it does: one process alone asks it then."""
 
     def close(self) -> None:
         """End them."""

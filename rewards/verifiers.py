@@ -50,6 +50,11 @@ class VerifierReward:
             raise BadInput(f"{len(named)} of {len(problems)} problems name a judge ('{named[0].id}' is the first), and "
                            f"verifiers ask none here: {_REMEDY}")  # fmt: skip
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether a judge is asked."""
+        return self.judge is not None
+
     def close(self) -> None:
         """End what the judge has started."""
         if self.judge is not None:

@@ -68,6 +68,11 @@ class WrittenVerdictReward:
         if isinstance(self.form, ChecksProblems):
             self.form.check_problems(problems)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whoever writes verdicts is asked."""
+        return True
+
     def close(self) -> None:
         """End what was started."""
         self.asking.close()

@@ -1,7 +1,8 @@
 """What an advantage estimator is, and what it may ask for beside the rollouts.
 
 An estimator is called on every rank, with the same rollouts and tensors. Its questions are collective: every rank asks
-the same ones in the same order, rank 0 alone has them answered, and every rank gets that answer.
+the same ones in the same order, rank 0 alone has them answered (networks of the reward score on all ranks), and every
+rank gets that answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,10 +14,10 @@ import torch
 from espalier.data.batches.packing import pad_rows
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
-from espalier.rewards.score import Reward, Score, scores_of
+from espalier.rewards.score import Reward, Score
 from espalier.rl.experience import RowScorer
-from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
+from espalier.rl.rank_scores import score_on_ranks, scores_on_ranks
 from espalier.rl.rollout import Sampler
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
@@ -68,7 +69,7 @@ class EstimatorContext:
             )
         self._count([rollout.trajectory for group in groups for rollout in group.rollouts])
         with self.clock.phase("reward"):
-            return from_main_rank(lambda: score(groups, self.reward))
+            return score_on_ranks(groups, self.reward)
 
     def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
@@ -84,9 +85,9 @@ class EstimatorContext:
         return rows
 
     def score(self, trajectories: Iterable[Trajectory]) -> list[Score]:
-        """Score by the run's reward; rank 0 alone reads the trajectories."""
+        """Score by the run's reward. Raises ProbeFailed where a score is no number."""
         with self.clock.phase("reward"):
-            return from_main_rank(lambda: scores_of(list(trajectories), self.reward))
+            return scores_on_ranks(trajectories, self.reward)
 
     def continuation_logprobs(
         self, prefixes: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]

@@ -13,9 +13,11 @@ from espalier.data.records import Problem
 from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.metrics import describe_rewards, describe_rollouts, describe_subjects, subjects_of
+from espalier.rl.rank_scores import is_shared, score_on_ranks
 from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import write_evaluated
+from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
@@ -90,8 +92,7 @@ class Evaluation:
             drawing = time.monotonic() - started
             check_refused(refused, len(dev), self.config.rollout.max_refused_share)
             if is_scored:
-                drawn, reward = groups, self.source.reward
-                groups = from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, drawn, reward)))
+                groups = self._scored(groups)
         if is_main_rank() and self.config.samples.every > 0 and self.config.samples.num_problems > 0:
             write_evaluated(Path(self.config.output_dir), version, groups, self.config.samples)
         values = self.clock.take("evaluate")
@@ -109,6 +110,13 @@ class Evaluation:
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(drawing, 1e-9)
         self.found.append(values[f"eval/{self.config.evaluation.metric}"])
         return values
+
+    def _scored(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Return the groups with their scores; a signal ends the wait for what rank 0 alone scores."""
+        reward = self.source.reward
+        if is_shared(reward):
+            return score_on_ranks(groups, reward)
+        return from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, groups, reward)))
 
     def is_patience_over(self, done: int) -> bool:
         """Say whether the evaluations so far end the training after `done` iterations."""

@@ -8,27 +8,42 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from espalier.rewards.score import HoldsModels, ReadsTexts, Reward, scores_of
+from espalier.data.records import Trajectory
+from espalier.rewards.score import HoldsModels, ReadsTexts, Reward, Score, scores_of
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed
 from espalier.rl.types import RolloutGroup
 
 _GIVE_UP_SECONDS = 60.0
 
 
-def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
-    """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
-    trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+def trajectories_of(groups: Sequence[RolloutGroup]) -> list[Trajectory]:
+    """List those of all rollouts, group by group."""
+    return [rollout.trajectory for group in groups for rollout in group.rollouts]
+
+
+def checked_scores(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
+    """Return the reward's scores. Raises ProbeFailed where one is no number."""
     scores = scores_of(trajectories, reward)
     for trajectory, found in zip(trajectories, scores, strict=True):
         if not all(math.isfinite(value) for value in (found.total, found.outcome, *found.steps)):
             parts = "".join(f", {name} {value:g}" for name, value in found.parts.items())
             raise ProbeFailed(Fault(REWARD, f"the reward of trajectory {trajectory.id} is {found.total}{parts}"))
+    return scores
+
+
+def with_scores(groups: Sequence[RolloutGroup], scores: Sequence[Score]) -> list[RolloutGroup]:
+    """Return the groups with the scores of their rollouts, which stand in the order of `trajectories_of`."""
     rest = iter(scores)
     return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
 
 
+def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
+    """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
+    return with_scores(groups, checked_scores(trajectories_of(groups), reward))
+
+
 def computes_here(reward: Reward) -> bool:
-    """Say whether the reward holds networks of this process. They compute whole batches: on the learner's device, and
+    """Say whether the reward holds networks of this process. They compute whole batches: on the learners' devices, and
     with numbers that depend on which rows stand beside one another, so not on what happens to finish first."""
     if isinstance(reward, ReadsTexts) and reward.has_readers:
         return True
@@ -43,12 +58,13 @@ async def _nothing(groups: Sequence[RolloutGroup]) -> None:
 @dataclass
 class GroupScores:
     """Of one batch. Args: `reward`; whether it `waits` until the batch is whole (`computes_here`, or groups that grow
-    once all are drawn); `on_scored` gets groups as they are scored, none where it waits. All but the reward runs in one
-    event loop."""
+    once all are drawn); `on_scored` gets groups as they are scored, none where it waits; `by_ranks`: what has all ranks
+    score a whole batch, None: this process does. All but the reward runs in one event loop."""
 
     reward: Reward
     waits: bool
     on_scored: Callable[[Sequence[RolloutGroup]], Awaitable[None]] = _nothing
+    by_ranks: Callable[[list[Trajectory]], Awaitable[list[Score]]] | None = None
     _new: list[RolloutGroup] = field(default_factory=list, init=False)
     _scored: dict[str, RolloutGroup] = field(default_factory=dict, init=False)
     _work: asyncio.Task[None] | None = field(default=None, init=False)
@@ -76,7 +92,9 @@ class GroupScores:
     async def finish(self, groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], float]:
         """Return (`groups` with their scores, in order; the seconds that this was waited for)."""
         started = time.monotonic()
-        if self.waits:
+        if self.waits and self.by_ranks is not None:
+            found = with_scores(groups, await self.by_ranks(trajectories_of(groups)))
+        elif self.waits:
             found = await asyncio.to_thread(score, groups, self.reward)
         else:
             if self._work is not None:

@@ -1,7 +1,7 @@
 """One iteration of reinforcement learning: rollouts, what is said of them, credit, update, delivery.
 
-With several ranks rank 0 alone talks to the engine and scores, for as long as that takes (`from_main_rank`); all
-ranks hold all rollouts, and share the forward and backward passes.
+With several ranks rank 0 alone talks to the engine, for as long as that takes (`from_main_rank`); all ranks hold all
+rollouts, and share the forward and backward passes, those of a reward's networks too (`rl.rank_scores`).
 """
 
 import time

@@ -46,7 +46,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         networks.append(of_node(config.implicit_reward.model))
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
     kind = "cuda" if is_gpu else "cpu"
-    for path in read_networks([config.reward, config.advantage]):
+    for path in read_networks(config):
         frozen += held_numbers(network_of(path).shape, is_held_in_halves(path, kind))
     is_half = is_bf16(config.precision, kind)
     return Setup(
@@ -67,8 +67,10 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
     )
 
 
-def read_networks(nodes: Any) -> Iterator[str]:
-    """Return the folders of the networks that components below the nodes read in this process; of two policies both."""
+def read_networks(config: RLConfig) -> Iterator[str]:
+    """Return the folders of the networks that every rank holds to score rollouts, or its share of them: those of the
+    reward, of the estimators and of the filter; of two policies both."""
+    nodes = [config.reward, config.advantage, config.filter, *config.samples.estimators.values()]
     for path in model_paths(_without_engines(nodes)):
         yield path
         if is_log_ratio_reward(path) and Path(path, REFERENCE).is_dir():

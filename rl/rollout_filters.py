@@ -1,8 +1,9 @@
 """Which of a group's rollouts are trained on: more are drawn than are kept. A filter stands between what scores
-rollouts and their tensors, and runs on rank 0 alone."""
+rollouts and their tensors. It is called on every rank with the same groups, and keeps the same rollouts on all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,9 @@ import torch
 from espalier.data.records import BadInput
 from espalier.data.training_layout import STEPS
 from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
-from espalier.rewards.process import score_trajectories
+from espalier.rewards.process import packs_prompts, score_trajectories
+from espalier.rl.group_scores import trajectories_of
+from espalier.rl.row_shares import read_shares
 from espalier.rl.types import RolloutGroup
 
 
@@ -71,10 +74,11 @@ class ProcessConsistencyFilter:
         return {"filter's process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Score the steps of all rollouts and choose."""
-        trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        """Score the steps of all rollouts, every rank its share, and choose."""
+        trajectories = trajectories_of(groups)
         self.prompts(trajectories)
-        scores = iter(score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens))
+        score = partial(score_trajectories, self.model, pad_id=0, batch_tokens=self.batch_tokens)
+        scores = iter(read_shares(trajectories, score, packs_prompts(self.model)))
         return [self.choose(group, [next(scores) for _ in group.rollouts]) for group in groups]
 
     def choose(self, group: RolloutGroup, scores: Sequence[Sequence[float]]) -> RolloutGroup:

@@ -19,11 +19,12 @@ from espalier.rewards.score import Reward
 from espalier.rl.credit_watch import CutWatch
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.estimator_context import NamesCompletions
-from espalier.rl.group_scores import GroupScores, computes_here
+from espalier.rl.group_scores import GroupScores, computes_here, trajectories_of
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards, describe_subjects, is_replaceable, subjects_of
 from espalier.rl.problem_order import draw_problems
+from espalier.rl.rank_scores import RankScores, is_shared
 from espalier.rl.rank_watch import RewardPartsWatch
 from espalier.rl.replacements import Asked, Drawn, needed
 from espalier.rl.rollout import Sampler
@@ -167,6 +168,7 @@ class SampledGroups:
         self._drawing: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._num_gone: dict[str, int] = {}
+        self._ranks = RankScores[tuple[DrawnBatch, int]](self.loop)
         self._parts, self._cut = RewardPartsWatch(), CutWatch()
         self._subjects = subjects_of(self.problems)
 
@@ -199,9 +201,19 @@ class SampledGroups:
         self._num_counted = -self.ahead.num_uncounted
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
-        """Rank 0 draws and scores, however long that takes."""
-        groups, measured = from_main_rank(lambda: self._take(iteration))
-        self.metrics.add(measured)
+        """Rank 0 draws and scores, however long that takes; networks score on all ranks where they wait for it."""
+        self._version = iteration
+        with self.metrics.clock.phase("rollout"):
+            drawn = self._ranks.serve(lambda: self._next(iteration), self.reward)
+        groups, measured = from_main_rank(lambda: self._take(iteration, drawn))
+        if self.rollout_filter is not None:
+            right = [trajectory.is_correct for trajectory in trajectories_of(groups)]
+            measured["rollout/unfiltered_accuracy"] = sum(right) / len(right)
+            with self.metrics.clock.phase("reward"):
+                kept = self.rollout_filter(groups)
+            self.ledger.filtered += tokens_of(groups) - tokens_of(kept)
+            groups = kept
+        self.metrics.add(measured | from_main_rank(lambda: self._balance(iteration, groups)))
         return groups
 
     @contextmanager
@@ -227,14 +239,15 @@ class SampledGroups:
 
         return from_main_rank(lambda: self.loop.run(_call(close)))
 
-    def _take(self, iteration: int) -> tuple[list[RolloutGroup], dict[str, float]]:
-        """Return (the scored groups to train on, what was drawn for them)."""
-        config, clock = self.config, self.metrics.clock
-        self._version = iteration
-        with clock.phase("rollout"):
-            batch, num_ready = self.loop.run(self._next(iteration))
+    def _take(
+        self, iteration: int, drawn: tuple[DrawnBatch, int] | None
+    ) -> tuple[list[RolloutGroup], dict[str, float]]:
+        """Return (the scored groups to train on, before a filter, what was drawn for them); on rank 0, which has what
+        was `drawn`."""
+        assert drawn is not None
+        config, (batch, num_ready) = self.config, drawn
         if config.rollout.max_staleness == 0:  # else it went on beside training
-            clock.move("rollout", "reward", batch.reward_seconds)
+            self.metrics.clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
         if config.rollout.dynamic_sampling_rounds > 0:
             groups = needed(groups, config.rollout.num_problems, self._is_good)
@@ -243,8 +256,8 @@ class SampledGroups:
         measured = describe_rewards(groups) | self._parts.look(groups) | self.delivery.take_proof()
         measured |= {f"rollout/{name}": value for name, value in describe_subjects(groups, self._subjects).items()}
         if config.rollout.dynamic_sampling_rounds > 0 or self.rollout_filter is not None:
-            drawn = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
-            measured["rollout/drawn_accuracy"] = sum(drawn) / len(drawn)
+            right = [trajectory.is_correct for trajectory in trajectories_of(groups)]
+            measured["rollout/drawn_accuracy"] = sum(right) / len(right)
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(batch.groups))
@@ -256,22 +269,18 @@ class SampledGroups:
             kept = order[: config.rollout.num_problems]
             self.ledger.agreeing += tokens_of(groups) - tokens_of(kept)
             groups = kept
-        if self.rollout_filter is not None:
-            right = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
-            measured["rollout/unfiltered_accuracy"] = sum(right) / len(right)
-            with clock.phase("reward"):
-                kept = self.rollout_filter(groups)
-            self.ledger.filtered += tokens_of(groups) - tokens_of(kept)
-            groups = kept
-        measured["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
-        self.ledger.train(groups, iteration)
-        # both sides are looked at in the loop's thread, which changes them together
-        measured |= self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
         if config.rollout.max_staleness > 0:
             idle = self.loop.run(_call(self.sampler.take_idle_seconds))
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
             measured |= {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
+
+    def _balance(self, iteration: int, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Return the metrics of what is trained on, with the ledger's; on rank 0. Raises LedgerOpen."""
+        self.ledger.train(groups, iteration)
+        # both sides are looked at in the loop's thread, which changes them together
+        balance = self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
+        return balance | {"rollout/trained_zero_variance": sum(agrees(group) for group in groups) / len(groups)}
 
     def _is_good(self, group: RolloutGroup) -> bool:
         """Say whether a group is not replaced, for what its rewards say."""
@@ -337,7 +346,8 @@ class SampledGroups:
         async def look(groups: Sequence[RolloutGroup], refused: Sequence[Refusal] = ()) -> None:
             await self._begin_completions(asked.look(groups, refused), iteration)
 
-        scores = GroupScores(self.reward, waits, look)
+        is_served = rollout.max_staleness == 0 and is_shared(self.reward)
+        scores = GroupScores(self.reward, waits, look, self._ranks.score if is_served else None)
         asked = Asked(rollout.num_problems, self._candidates(iteration), draw, self._is_good)
         try:
             asked.ask()

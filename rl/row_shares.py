@@ -8,11 +8,15 @@ are left out of it (those without a gradient).
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
 from espalier.data.batches.packing import MIN_SHARED, in_batches
+from espalier.data.records import Trajectory
 from espalier.runtime.distributed import gather_over_ranks, gather_vectors, rank, wait_visibly, world_size
+
+R = TypeVar("R")
 
 
 def deal_longest_first(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -60,6 +64,12 @@ def computed_tokens(lengths: Sequence[int], shared: Sequence[int], items: Sequen
     return sum(lengths[item] for item in items) - common
 
 
+def deal_packed(lengths: Sequence[int], shared: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal items of packed passes: neighbours stay together unless the most loaded rank then has more to compute."""
+    deals = (deal_neighbours(lengths, shared, num_ranks), deal_longest_first(lengths, num_ranks))
+    return min(deals, key=lambda deal: max(computed_tokens(lengths, shared, items) for items in deal))
+
+
 def shared_tokens(ids: torch.Tensor, attention_mask: torch.Tensor) -> list[int]:
     """Count the tokens that each row of `ids` [R, T] begins with as the row before it; 0 where a packed pass would not
     share them (`data.batches.packing`)."""
@@ -73,19 +83,55 @@ def deal_rows(
 ) -> list[torch.Tensor]:
     """Deal `rows` [R] of `ids`, `attention_mask` [N, T] by tokens: the rows of every rank, ascending; every row once.
 
-    Where the pass packs rows, the rollouts of a problem share their prompt on a rank: they stay together unless the
-    most loaded rank then has more to compute.
+    Where the pass packs rows, the rollouts of a problem share their prompt on a rank (`deal_packed`).
     """
     ordered, num_ranks = rows.sort().values, world_size()
     if num_ranks == 1:
         return [ordered]
     lengths = attention_mask[ordered].sum(-1).tolist()
-    dealt = deal_longest_first(lengths, num_ranks)
     if is_packed:
-        shared = shared_tokens(ids[ordered], attention_mask[ordered])
-        together = deal_neighbours(lengths, shared, num_ranks)
-        dealt = min(together, dealt, key=lambda deal: max(computed_tokens(lengths, shared, items) for items in deal))
+        dealt = deal_packed(lengths, shared_tokens(ids[ordered], attention_mask[ordered]), num_ranks)
+    else:
+        dealt = deal_longest_first(lengths, num_ranks)
     return [ordered[items] for items in dealt]
+
+
+def deal_trajectories(trajectories: Sequence[Trajectory], is_packed: bool) -> list[list[int]]:
+    """Deal trajectories by the tokens of prompt and response, as `deal_rows` deals rows: the places of every rank,
+    ascending. Those with equal tokens count once and stay together, so that they get one score."""
+    if world_size() == 1:
+        return [list(range(len(trajectories)))]
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, one in enumerate(trajectories):
+        places.setdefault((*one.prompt_ids, *one.response_ids), []).append(place)
+    rows, copies, num_ranks = list(places), list(places.values()), world_size()
+    lengths = list(map(len, rows))
+    if is_packed:
+        shared = [0, *(_common_tokens(*pair) for pair in pairwise(rows))][: len(rows)]
+        dealt = deal_packed(lengths, shared, num_ranks)
+    else:
+        dealt = deal_longest_first(lengths, num_ranks)
+    return [sorted(place for item in items for place in copies[item]) for items in dealt]
+
+
+def _common_tokens(row: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens that both begin with; 0 where a packed pass would not share them."""
+    shorter = min(len(row), len(other))
+    size = next((place for place in range(shorter) if row[place] != other[place]), shorter)
+    return size if size >= MIN_SHARED else 0
+
+
+def read_shares(
+    trajectories: Sequence[Trajectory], read: Callable[[list[Trajectory]], Sequence[R]], is_packed: bool
+) -> list[R]:
+    """Return what `read` gives of each of the trajectories (picklable), in order, on every rank: each rank reads its
+    share. A collective call with the same trajectories on all; what one rank raises ends all. A number may depend on
+    which rows stand beside one another, so on the number of ranks, by rounding."""
+    deal = deal_trajectories(trajectories, is_packed)
+    own = list(read([trajectories[place] for place in deal[rank()]])) if deal[rank()] else []
+    pairs = [pair for part in zip(deal, gather_over_ranks(own), strict=True) for pair in zip(*part, strict=True)]
+    found = dict(pairs)
+    return [found[place] for place in range(len(trajectories))]
 
 
 def micro_batches(

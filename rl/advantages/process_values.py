@@ -9,6 +9,7 @@ step would pay the difference. A warning says so (rl/credit_watch.py).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ import torch
 from espalier.data.records import BadInput
 from espalier.data.training_layout import STEPS
 from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
-from espalier.rewards.process import score_trajectories
+from espalier.rewards.process import packs_prompts, score_trajectories
 from espalier.rl.credit.process_credit import FORMS, credit_rollouts, score_gap
 from espalier.rl.credit_watch import ScaleWatch
 from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.group_scores import trajectories_of
 from espalier.rl.rank_watch import StepScoreWatch
+from espalier.rl.row_shares import read_shares
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.distributed import from_main_rank
 
 
 class ProcessValueAdvantage:
@@ -56,15 +58,14 @@ class ProcessValueAdvantage:
         return {"process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Give every response token the advantage of its step; rank 0 alone scores.
+        """Give every response token the advantage of its step; every rank scores its share of the rollouts.
 
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
-        trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        trajectories = trajectories_of(groups)
         self.prompts(trajectories)
-        scores = from_main_rank(
-            lambda: score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
-        )
+        score = partial(score_trajectories, self.model, pad_id=0, batch_tokens=self.batch_tokens)
+        scores = read_shares(trajectories, score, packs_prompts(self.model))
         every = [score for row in scores for score in row]
         last = [row[-1] for row in scores if row]
         metrics = {

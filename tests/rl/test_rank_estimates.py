@@ -13,8 +13,9 @@ from espalier.rl.estimator_context import estimate_of_main_rank
 from espalier.rl.types import Estimate
 
 
-def estimates(policy: Path, prm: Path, out: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """What each rank has: (advantages, metrics, values of states) by estimator."""
+def estimates(policy: Path, prm: Path, out: Path, num_ranks: int) -> list[tuple[dict[str, Any], int]]:
+    """What each rank has: (advantages, metrics, values of states) by estimator; the tokens that it has read for
+    `process_values`."""
     out.mkdir()
     log = out / "log"
     codes = run_ranks("tests/support/rank_estimates.py", [str(policy), str(prm), str(out)], log, num_ranks)
@@ -29,16 +30,20 @@ def test_estimators_that_ask_have_the_same_advantages_on_every_rank_as_in_one_pr
     prm = load_process_reward(str(tiny_policy), 1)
     torch.nn.init.normal_(prm.get_parameter("score.weight"), std=0.1)
     prm.save_pretrained(tmp_path / "prm")
-    (alone,) = estimates(tiny_policy, tmp_path / "prm", tmp_path / "one", 1)
-    for together in estimates(tiny_policy, tmp_path / "prm", tmp_path / "two", 2):
+    ((alone, num_tokens),) = estimates(tiny_policy, tmp_path / "prm", tmp_path / "one", 1)
+    both = estimates(tiny_policy, tmp_path / "prm", tmp_path / "two", 2)
+    for together, num_read in both:
+        assert 0.4 * num_tokens < num_read < 0.6 * num_tokens
         assert together.keys() == alone.keys()
         for name, (advantages, metrics, state_values) in together.items():
-            if name == "gold_likelihood":  # every rank computes some of the rows, in other batches
-                torch.testing.assert_close(advantages, alone[name][0], rtol=1e-4, atol=1e-6)
+            if name in ("gold_likelihood", "process_values"):  # every rank reads some of the rows, in other batches
+                torch.testing.assert_close(advantages, alone[name][0], rtol=1e-4, atol=2e-6)
                 torch.testing.assert_close(state_values, alone[name][2], rtol=1e-4, atol=1e-8)
+                assert metrics == pytest.approx(alone[name][1], rel=1e-4, abs=2e-6)
                 continue
             assert torch.equal(advantages, alone[name][0]), name
             assert (metrics, state_values) == alone[name][1:], name
+    assert sum(num_read for _, num_read in both) == num_tokens
     assert all(len(advantages.unique()) > 2 for advantages, _, _ in alone.values())
     assert alone["vineppo"][1]["completions_per_state"] > 2  # further rounds were asked for
 

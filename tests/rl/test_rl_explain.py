@@ -154,6 +154,11 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
     assert planned("process", "reward.terms.process.path", tmp_path / "prm") == halves
     assert planned("process_by_engines", "reward.terms.process.path", tmp_path / "prm") == 0
     assert planned("step_verdicts", "reward.terms.process.verdicts.path", tiny_policy) == 0
+    given = ["filter=prof", f"filter.path={tmp_path / 'prm'}", "+samples.estimators.own._target_=x",
+             f"+samples.estimators.own.path={tmp_path / 'prm'}", "reward=outcome", f"model.path={tiny_policy}",
+             "output_dir=D"]  # fmt: skip
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given)
+    assert rl_setup(config, 8, is_gpu=True).frozen == 2 * halves  # whole on each of the ranks, which share the rows
     reads = [f"reward.forecasts.forecaster.path={tmp_path / 'prm'}", "reward.forecasts.problems=P"]
     for reward, held in (("linguistic_calibration_models", whole.parameters), ("linguistic_calibration_engines", 0)):
         given = [f"model.path={tiny_policy}", "output_dir=D", "task.path=P", f"reward={reward}", *reads]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from espalier.data.records import Trajectory
 from espalier.rl import row_shares
 from espalier.rl.learner import UpdateSums
 from espalier.rl.row_shares import (
@@ -15,7 +16,9 @@ from espalier.rl.row_shares import (
     deal_longest_first,
     deal_neighbours,
     deal_rows,
+    deal_trajectories,
     micro_batches,
+    read_shares,
     shared_tokens,
 )
 
@@ -176,3 +179,44 @@ def test_the_luckiest_token_is_that_of_the_sum_over_epochs() -> None:
     assert math.isnan(one.means()["kl_luckiest"])
     assert UpdateSums(mask[:0]).means()["kl_luckiest"] == 0.0
     assert UpdateSums(mask[:0], num_epochs=2).means()["kl_luckiest"] == 0.0
+
+
+def trajectory(number: int, prompt: int, response: int, kind: int = 0) -> Trajectory:
+    """Of a problem whose tokens are all `prompt`; `kind` tells responses apart."""
+    ids = [[prompt] * 20, [100 + kind] * response]
+    return Trajectory(f"t{number}", "p", "", "", [], *ids, [], "stop", "1", None, False)
+
+
+def test_trajectories_are_dealt_by_tokens_and_equal_ones_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [trajectory(0, 1, 30), trajectory(1, 2, 9, 1), trajectory(2, 1, 30), trajectory(3, 2, 8, 2),
+            trajectory(4, 1, 5, 3)]  # fmt: skip
+    assert deal_trajectories(rows, True) == [[0, 1, 2, 3, 4]]
+    monkeypatch.setattr(row_shares, "world_size", lambda: 2)
+    # 50 to rank 0 (its copy costs nothing), 29 and 28 to rank 1 (57), 25 to rank 0
+    assert deal_trajectories(rows, False) == [[0, 2, 4], [1, 3]]
+    # packed, neighbours compute a prompt of 20 tokens once: 50 | 29 + 8 + 25
+    assert deal_trajectories(rows, True) == [[0, 2], [1, 3, 4]]
+    # four rollouts of each of two problems: 60 | 60 by problem, not 70 | 70 with half of each
+    even = [trajectory(number, number // 4, 10, number) for number in range(8)]
+    assert deal_trajectories(even, True) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert deal_trajectories(even, False) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert deal_trajectories([], True) == [[], []]
+    assert deal_trajectories(rows[:1], True) == [[0], []]
+
+
+def test_what_ranks_read_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [trajectory(0, 1, 30), trajectory(1, 2, 9, 1), trajectory(2, 1, 30), trajectory(3, 2, 8, 2)]
+    asked: list[list[str]] = []
+
+    def read(given: list[Trajectory]) -> list[str]:
+        asked.append([one.id for one in given])
+        return [one.id for one in given]
+
+    assert read_shares(rows, read, False) == ["t0", "t1", "t2", "t3"]
+    monkeypatch.setattr(row_shares, "world_size", lambda: 2)
+    monkeypatch.setattr(row_shares, "rank", lambda: 1)
+    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [["t0", "t2"], own])
+    assert read_shares(rows, read, False) == ["t0", "t1", "t2", "t3"]
+    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [["t0"], own])
+    assert read_shares(rows[:1], read, False) == ["t0"]
+    assert asked == [["t0", "t1", "t2", "t3"], ["t1", "t3"]]  # a rank without rows is not asked

@@ -1,7 +1,8 @@
 """Advantages for `test_rank_estimates.py`: `python rank_estimates.py POLICY PRM OUT`, alone or behind a launcher.
 
 Estimators that ask the sampler, the reward or a network of their own, on rollouts that are drawn through the context;
-every rank writes what it has to OUT/<rank>.pt. Whoever is asked on another rank than 0 raises.
+every rank writes what it has to OUT/<rank>.pt, with the tokens that its process reward model has read. A sampler or a
+reward without networks that is asked on another rank than 0 raises.
 """
 
 import sys
@@ -15,9 +16,10 @@ import torch
 from espalier.data.records import Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_tokenizer
+from espalier.rewards.process import score_trajectories
 from espalier.rewards.score import Score
+from espalier.rl.advantages import process_values
 from espalier.rl.advantages.gold_likelihood import GoldLikelihood
-from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
 from espalier.rl.advantages.spo import SPO
@@ -46,9 +48,14 @@ def share_of_ones(trajectories: Sequence[Trajectory]) -> list[Score]:
     return [Score(sum(letter in "123" for letter in t.response) / len(t.response)) for t in trajectories]
 
 
-def only_on_main_rank(module: torch.nn.Module, _: Any) -> None:
-    """Refuse a forward pass of another rank."""
-    assert is_main_rank()
+num_read = 0  # tokens
+
+
+def counted(model: Any, trajectories: Sequence[Trajectory], **settings: Any) -> list[list[float]]:
+    """Score, and count what is read."""
+    global num_read
+    num_read += sum(len(t.prompt_ids) + len(t.response_ids) for t in trajectories)
+    return score_trajectories(model, trajectories, **settings)
 
 
 def main() -> None:
@@ -57,13 +64,12 @@ def main() -> None:
     policy, prm, out = map(Path, sys.argv[1:4])
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(str(policy))
-    process_values = ProcessValueAdvantage(str(prm))
-    process_values.model.register_forward_pre_hook(only_on_main_rank)
+    process_values.score_trajectories = counted
     estimators: dict[str, AdvantageEstimator] = {
         "vineppo": VinePPO(completions_per_state=2, max_completions=6, round_completions=2),
         "spo": SPO(completions_per_state=2, prompt_value="sampled", num_segments=3),
         "remax": ReMaxAdvantage(),
-        "process_values": process_values,
+        "process_values": process_values.ProcessValueAdvantage(str(prm)),
         "shared_prefixes": SharedPrefixes(),
         "gold_likelihood": GoldLikelihood("#### {gold}", weight=100.0),
     }
@@ -90,7 +96,7 @@ def main() -> None:
         assert torch.equal(shared.returns, 2 * one.advantages)
         assert (shared.to_come, shared.return_weights, shared.metrics) == (None, None, one.metrics)
     found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
-    torch.save(found, out / f"{rank()}.pt")
+    torch.save((found, num_read), out / f"{rank()}.pt")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""Rewards that hold networks, which every rank has: each rank scores its share of the rollouts.
+
+Where all ranks hold the rollouts (evaluations, estimators) they call `scores_on_ranks` together. While rank 0 draws,
+the others wait for what it has drawn, and its event loop has them score (`RankScores`). Where batches are drawn ahead
+all ranks train meanwhile, and rank 0 scores alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from espalier.data.records import Trajectory
+from espalier.rewards.process import packs_prompts
+from espalier.rewards.score import ASKED, HoldsEngines, HoldsModels, Reward, Score
+from espalier.rl.group_scores import checked_scores, computes_here, score, trajectories_of, with_scores
+from espalier.rl.row_shares import read_shares
+from espalier.rl.types import RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
+from espalier.runtime.distributed import from_main_rank, world_size
+
+R = TypeVar("R")
+
+
+def is_shared(reward: Reward) -> bool:
+    """Say whether several ranks share what the reward scores: it holds networks, and no part of it asks engines, which
+    each rank would start anew."""
+    has_engines = isinstance(reward, HoldsEngines) and reward.has_engines
+    return world_size() > 1 and computes_here(reward) and not has_engines
+
+
+def scores_on_ranks(trajectories: Iterable[Trajectory], reward: Reward) -> list[Score]:
+    """Return the scores of trajectories that every rank has, on every rank; a collective call. Raises ProbeFailed where
+    one is no number. Where the reward is not shared rank 0 alone reads the trajectories."""
+    if not is_shared(reward):
+        return from_main_rank(lambda: checked_scores(list(trajectories), reward))
+    return read_shares(list(trajectories), partial(checked_scores, reward=reward), _packs_prompts(reward))
+
+
+def score_on_ranks(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
+    """Return groups that every rank has with their scores, on every rank, as `scores_on_ranks`."""
+    if not is_shared(reward):
+        return from_main_rank(lambda: score(groups, reward))
+    return with_scores(groups, scores_on_ranks(trajectories_of(groups), reward))
+
+
+def _packs_prompts(reward: Reward) -> bool:
+    networks = reward.networks().values() if isinstance(reward, HoldsModels) else ()
+    with ASKED:  # a network that is asked for the first time computes rows
+        return any(packs_prompts(network) for network in networks if isinstance(network, torch.nn.Module))
+
+
+@dataclass
+class RankScores(Generic[R]):
+    """Has the main threads of all ranks score while they wait for what a coroutine of rank 0's event loop returns: it
+    asks by `score`, as often as it likes, where `serve` runs."""
+
+    loop: BackgroundLoop
+    _asked: asyncio.Queue[tuple[list[Trajectory], asyncio.Future[list[Score]]]] = field(
+        default_factory=asyncio.Queue, init=False
+    )
+    _reply: asyncio.Future[list[Score]] | None = field(default=None, init=False)
+    _work: asyncio.Task[R] | None = field(default=None, init=False)
+
+    async def score(self, trajectories: list[Trajectory]) -> list[Score]:
+        """Return the scores, by all ranks."""
+        reply = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((trajectories, reply))
+        return await reply
+
+    def serve(self, work: Callable[[], Coroutine[Any, Any, R]], reward: Reward) -> R | None:
+        """Return what the coroutine of `work` returns, on rank 0; None on the others. On every rank, from its main
+        thread, however long it takes. What interrupts the wait ends the coroutine first (`BackgroundLoop.run`); what is
+        being scored is scored to its end."""
+        scores: list[Score] | None = None
+        while (asked := from_main_rank(partial(self._go_on, work, scores))) is not None:
+            scores = scores_on_ranks(asked, reward)
+        done, self._work = self._work, None  # nobody else holds a whole batch
+        return done.result() if done is not None else None
+
+    def _go_on(self, work: Callable[[], Coroutine[Any, Any, R]], scores: list[Score] | None) -> list[Trajectory] | None:
+        """Return what is to be scored next; None where nothing is any more."""
+        return self.loop.run(self._begin(work) if scores is None else self._answer(scores))
+
+    async def _begin(self, work: Callable[[], Coroutine[Any, Any, R]]) -> list[Trajectory] | None:
+        self._asked = asyncio.Queue()
+        self._work = asyncio.create_task(work())
+        return await self._next(self._work)
+
+    async def _answer(self, scores: list[Score]) -> list[Trajectory] | None:
+        assert self._reply is not None
+        assert self._work is not None
+        self._reply.set_result(scores)
+        return await self._next(self._work)
+
+    async def _next(self, work: asyncio.Task[R]) -> list[Trajectory] | None:
+        asked = asyncio.create_task(self._asked.get())
+        try:
+            await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.wait([work])
+            raise
+        finally:
+            asked.cancel()
+        if not asked.done():
+            work.result()  # or what it has failed by
+            return None
+        trajectories, self._reply = asked.result()
+        return trajectories
