@@ -20,8 +20,9 @@ from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
 from espalier.rl.probes.watch import Watch
+from espalier.rl.problems import Problems
 from espalier.rl.reward_scaling import RewardScaling
-from espalier.rl.rollout_source import Problems, RolloutSource
+from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update

@@ -34,11 +34,12 @@ from espalier.rl.memory_of_run import warn_of_learner_memory
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
+from espalier.rl.problems import choose_problems
 from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import check_params
 from espalier.rl.rollout_filters import RolloutFilter
-from espalier.rl.rollout_source import SampledGroups, choose_problems
+from espalier.rl.rollout_source import SampledGroups
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, load_trained, make_training_engine, start_policy
