@@ -93,15 +93,19 @@ class BegunCompletions:
             if number >= turn and begun.found
         ]
 
-    async def give_up(self, turn: int) -> int:
-        """Cancel what was begun for this turn and never asked for; return how many states that were."""
-        rows = self._of_turn.pop(turn, {}).values()
-        tasks = [begun.task for begun in rows if begun.task is not None]
-        self.dropped_tokens += sum(begun.num_tokens for begun in rows if begun.task is None)
+    async def stop(self, turn: int) -> None:
+        """Cancel what has not come of this turn; what has come stays, for a checkpoint."""
+        tasks = [begun.task for begun in self._of_turn.get(turn, {}).values() if begun.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return len(tasks)
+
+    async def give_up(self, turn: int) -> int:
+        """Cancel what was begun for this turn and never asked for; return how many states that were."""
+        await self.stop(turn)
+        rows = self._of_turn.pop(turn, {}).values()
+        self.dropped_tokens += sum(begun.num_tokens for begun in rows if begun.task is None)
+        return sum(begun.task is not None for begun in rows)
 
     @property
     def waiting_tokens(self) -> int:

@@ -325,7 +325,7 @@ class SampledGroups:
         except BaseException:
             await asked.give_up()
             await scores.give_up()
-            await self.sampler.begun.give_up(iteration)
+            await self.sampler.begun.stop(iteration)
             raise
         finally:
             await scores.give_up()

@@ -121,3 +121,24 @@ def test_what_nobody_has_asked_for_yet_stays_for_the_next_checkpoint(tmp_path: P
     assert ahead.look(4, replace(PARAMS, max_tokens=8), begun).num_tokens == 2
     ahead.take(4, "rl-4", PROBLEM, [5, 6], PARAMS)
     assert ahead.look(4, PARAMS, begun).num_tokens == 2
+
+
+def test_where_drawing_is_cut_completions_that_have_come_stay_for_the_checkpoint() -> None:
+    async def cut() -> tuple[list[tuple[int, str]], int]:
+        begun = BegunCompletions()
+
+        async def answers() -> list[Completion]:
+            return [COMPLETION]
+
+        async def hangs() -> list[Completion]:
+            await asyncio.sleep(60)
+            return []
+
+        begun.begin(4, STATE, PARAMS, answers)
+        begun.begin(4, replace(STATE, id="rl-4/p-2/0#1"), PARAMS, hangs)
+        await asyncio.sleep(0)
+        await begun.stop(4)
+        come = [(turn, state_id) for turn, state_id, _ in begun.come_from(4)]
+        return come, await begun.give_up(4)
+
+    assert asyncio.run(cut()) == ([(4, STATE.id)], 2)

@@ -65,7 +65,7 @@ def signal_in_update(trainer: Trainer) -> None:
     trainer.policy.step = signals  # type: ignore[method-assign]
 
 
-SLOWER = 0.1  # seconds per backward pass
+SLOWER = 0.3  # seconds per backward pass
 TIMES = "times_of_rank_1"
 """When its updates began, by rank 0's clock: in the run's folder."""
 
