@@ -84,7 +84,8 @@ class StatesRange(Protocol):
 
 
 class Reward(Protocol):
-    """Built from conf/reward/."""
+    """Built from conf/reward/. One with networks of its own is called on every rank with that rank's share of the
+    rollouts (rl/rank_scores.py): it keeps nothing from call to call, and compares no trajectory with another."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return one score a trajectory, in order."""

@@ -118,7 +118,7 @@ class SampledGroups:
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
         self.ledger = Ledger(self.config.rollout.max_staleness)
-        self.ahead = RolloutsAhead(self.config.rollout.max_staleness)
+        self.ahead = RolloutsAhead(self.config.rollout.max_staleness, f"{self.config.task} {self.delivery.computes_in}")
         self._version = self._num_counted = self._num_counted_ahead = 0
         self._drawing: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
@@ -154,6 +154,8 @@ class SampledGroups:
         self._waiting = self.ahead.num_tokens
         self.ledger.go_on(waiting, completions, sum(self._waiting.values()), self.sampler.begun.waiting_tokens)
         self._num_counted = -self.ahead.num_uncounted
+        self._num_counted_ahead = sum(self._waiting.values()) + self.sampler.begun.waiting_tokens
+        self._num_counted_ahead -= self.ahead.num_uncounted
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes; networks score on all ranks where they wait for it."""

@@ -2,8 +2,9 @@
 
 `rollouts_ahead.jsonl` has a line per group and one per completed state; their token ids and log-probs stand one behind
 the other in `rollouts_ahead.safetensors`. A group is taken where its problem is asked again under the same name, with
-the same prompt and sampling parameters, and none of its tokens is older than the run allows by then. Scores are made
-anew. The branches of trees are not kept.
+the same prompt and sampling parameters, and none of its tokens is older than the run allows by then; none where the
+task that cuts and grades is another one, or engines compute otherwise. Rewards are made anew. The branches of trees are
+not kept.
 """
 
 from array import array
@@ -45,9 +46,11 @@ class Come:
 
 @dataclass
 class RolloutsAhead:
-    """On rank 0, which draws. `max_staleness`: how many versions a token may be behind."""
+    """On rank 0, which draws. `max_staleness`: how many versions a token may be behind. `made_by`: the task and what
+    engines compute in, as a text."""
 
     max_staleness: int
+    made_by: str = ""
     num_uncounted: int = field(default=0, init=False)
     """Of the tokens that came with a checkpoint, those that stand in no metrics yet."""
     _come: dict[int, dict[Key, RolloutGroup]] = field(default_factory=dict, init=False)  # by iteration
@@ -105,7 +108,7 @@ class RolloutsAhead:
             return
         tokens = _Tokens()
         rows: list[dict[str, Any]] = [{"params": asdict(params), "max_staleness": self.max_staleness,
-                                       "num_uncounted": num_uncounted}]  # fmt: skip
+                                       "made_by": self.made_by, "num_uncounted": num_uncounted}]  # fmt: skip
         rows += [_group_row(*row, tokens) for row in come.groups]
         rows += [_completions_row(*row, tokens) for row in come.completions]
         write_records(folder / _ROWS, rows)
@@ -120,12 +123,14 @@ class RolloutsAhead:
             tokens = _Tokens.load(folder / _TOKENS)
             rows = (row for _, row in iter_rows(folder / _ROWS))
             first = next(rows)
-            self._of_params, self.num_uncounted = SamplingParams(**first["params"]), int(first["num_uncounted"])
+            self.num_uncounted = int(first["num_uncounted"])
+            self._of_params = SamplingParams(**first["params"]) if first["made_by"] == self.made_by else None
             for row in rows:
                 if "name" in row:
                     key = row["name"], row["problem_id"]
                     self._kept.setdefault(row["iteration"], {})[key] = _group_of(row, tokens, str(folder / _ROWS))
-                elif first["max_staleness"] <= self.max_staleness:  # else they may be older than is allowed now
+                # else they may be older than is allowed now
+                elif first["max_staleness"] <= self.max_staleness and first["made_by"] == self.made_by:
                     params = SamplingParams(**row["params"])
                     found = list(_completions_of(row, tokens, str(folder / _ROWS)))
                     begun.keep(row["iteration"], row["state_id"], row["state_key"], params, found)

@@ -128,9 +128,14 @@ def read_shares(
     share. A collective call with the same trajectories on all; what one rank raises ends all. A number may depend on
     which rows stand beside one another, so on the number of ranks, by rounding."""
     deal = deal_trajectories(trajectories, is_packed)
-    own = list(read([trajectories[place] for place in deal[rank()]])) if deal[rank()] else []
-    pairs = [pair for part in zip(deal, gather_over_ranks(own), strict=True) for pair in zip(*part, strict=True)]
+    mine = deal[rank()]
+    own = list(zip(mine, read([trajectories[place] for place in mine]) if mine else [], strict=True))
+    pairs = [pair for part in gather_over_ranks(own) for pair in part]
     found = dict(pairs)
+    if len(pairs) != len(trajectories) or len(found) != len(pairs):  # where packing works on some ranks alone
+        raise RuntimeError(
+            f"ranks dealt {len(trajectories)} rollouts differently: have alike GPUs and libraries on all"
+        )
     return [found[place] for place in range(len(trajectories))]
 
 

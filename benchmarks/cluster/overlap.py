@@ -54,6 +54,7 @@ class NoDelivery:
     """Engines that take any weights at any time."""
 
     takes_in_flight = True
+    computes_in = "nothing"
 
     @property
     def sync(self) -> "NoDelivery":

@@ -22,7 +22,9 @@ class KeptPasses:
         layers = frozenset(getattr(model, "_no_split_modules", None) or ())
         shares_keys = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)
         # Layers that read what earlier ones put aside cannot go without them.
-        self._parts = {} if shares_keys else dict(_parts_of(model, "", layers))
+        parts = {} if shares_keys else dict(_parts_of(model, "", layers))
+        # one module under two names is called under one
+        self._parts = {} if len(set(map(id, parts.values()))) < len(parts) else parts
         self._given: dict[Hashable, list[tuple[str, Any]]] = {}  # in the order of the calls
         self._num_bytes = 0
 
@@ -82,10 +84,13 @@ def _called(parts: dict[str, torch.nn.Module], call: _Call) -> Iterator[None]:
 
 
 def _copied(output: Any) -> Any:
-    """Return copies of a tensor, or of those of a tuple: what comes behind may write to them."""
+    """Return copies of a tensor, or of those of a tuple: what comes behind may write to them. None of anything else,
+    which is computed again."""
     if isinstance(output, torch.Tensor):
         return output.clone()
-    return tuple(map(_copied, output)) if type(output) is tuple else output
+    if type(output) is not tuple or not all(part is None or isinstance(part, torch.Tensor) for part in output):
+        return None
+    return tuple(part if part is None else part.clone() for part in output)
 
 
 def _num_bytes(output: Any) -> int:

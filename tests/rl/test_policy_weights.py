@@ -144,6 +144,7 @@ def test_a_weight_is_made_when_it_is_asked_for_and_not_before(monkeypatch: pytes
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_no_copy_of_the_policy_is_held(tiny_policy: Path, tmp_path: Path) -> None:
     config = load_policy(str(tiny_policy)).config
     settings = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 4000,

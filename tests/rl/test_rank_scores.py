@@ -32,6 +32,7 @@ from espalier.rl.rank_scores import RankScores, is_shared
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.errors import Stopped
 from tests.support.rl_cases import read_metrics
+from tests.support.slow import slow_unless
 from tests.support.token_scorer import Engines
 
 
@@ -68,7 +69,7 @@ def both(scenario: str, policy: Path, prm: Path, folder: Path) -> tuple[int, lis
     return alone, [first[0], second[0]]
 
 
-@pytest.mark.parametrize("scenario", ["plain", "prof", "vineppo"])
+@pytest.mark.parametrize("scenario", slow_unless(lambda one: one == "plain", ["plain", "prof", "vineppo"]))
 def test_each_of_two_ranks_scores_half_of_the_tokens_and_the_scores_are_those_of_one_process(
     scenario: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_each_of_two_ranks_scores_half_of_the_tokens_and_the_scores_are_those_of
     assert all(0.4 * alone < share < 0.6 * alone for share in shares), shares
 
 
+@pytest.mark.slow
 def test_rank_0_alone_scores_batches_that_are_drawn_ahead_and_all_ranks_evaluations(
     tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_rank_0_alone_scores_batches_that_are_drawn_ahead_and_all_ranks_evaluati
     assert 0 < second < 0.4 * alone
 
 
+@pytest.mark.slow
 def test_a_reward_that_asks_elsewhere_too_is_rank_0s_alone(tiny_policy: Path, tiny_prm: Path, tmp_path: Path) -> None:
     alone, shares = both("beside", tiny_policy, tiny_prm, tmp_path)
     assert shares == [alone, 0]
@@ -92,11 +95,14 @@ def test_a_reward_that_asks_elsewhere_too_is_rank_0s_alone(tiny_policy: Path, ti
 
 @pytest.mark.parametrize(
     ("scenario", "expected", "line"),
-    [
-        ("nan", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
-        ("refused", [2, 2], "error: rank 1: rl-0/"),
-        ("fails", [99, 1], "MemoryError: no room for a batch"),  # a traceback of the forked test
-    ],
+    slow_unless(
+        lambda case: case[0] == "nan",
+        [
+            ("nan", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
+            ("refused", [2, 2], "error: rank 1: rl-0/"),
+            ("fails", [99, 1], "MemoryError: no room for a batch"),  # a traceback of the forked test
+        ],
+    ),
 )
 def test_an_error_of_one_rank_while_all_score_ends_both_in_one_line(
     scenario: str, expected: list[int], line: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
@@ -109,6 +115,7 @@ def test_an_error_of_one_rank_while_all_score_ends_both_in_one_line(
     assert found.startswith(line)
 
 
+@pytest.mark.slow
 def test_a_signal_while_all_score_ends_the_run_with_a_checkpoint_and_the_same_command_goes_on(
     tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
@@ -187,7 +194,8 @@ def test_a_signal_while_rank_0_draws_ends_what_it_does_before_the_run_goes_on() 
         @contextmanager
         def interrupted() -> Iterator[None]:
             if reward.seen:
-                timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1])
+                main = threading.main_thread().ident
+                timer = threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGUSR1])
                 timer.start()
             yield
 

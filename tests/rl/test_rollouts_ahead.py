@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from espalier.data.records import Completion, Problem, State, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.begun_completions import BegunCompletions, token_key
 from espalier.rl.rollouts_ahead import RolloutsAhead
 from espalier.rl.types import Rollout, RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import SamplingParams
 from espalier.training.engine import BadCheckpoint
+from tests.rl.test_staleness import Timed, timed_source
 
 PARAMS = SamplingParams(n=2, temperature=0.7, max_tokens=9, stop=["\n\n"], return_logprobs=True)
 PROBLEM = Problem("p-1", "1 + 2?", "3")
@@ -38,16 +41,16 @@ def group(version: int) -> RolloutGroup:
     return RolloutGroup(PROBLEM, rollouts, [])
 
 
-def saved(folder: Path, max_staleness: int = 1) -> None:
-    ahead, begun = RolloutsAhead(max_staleness), BegunCompletions()
+def saved(folder: Path) -> None:
+    ahead, begun = RolloutsAhead(1, "task"), BegunCompletions()
     ahead.add(3, "rl-3", group(2))  # which is trained on
     ahead.add(4, "rl-4", group(3))
     begun.keep(4, STATE.id, token_key(STATE), PARAMS, [COMPLETION])
     ahead.save(folder, ahead.look(4, PARAMS, begun), PARAMS, num_uncounted=5)
 
 
-def loaded(folder: Path, max_staleness: int = 1) -> tuple[RolloutsAhead, BegunCompletions]:
-    ahead, begun = RolloutsAhead(max_staleness), BegunCompletions()
+def loaded(folder: Path, max_staleness: int = 1, made_by: str = "task") -> tuple[RolloutsAhead, BegunCompletions]:
+    ahead, begun = RolloutsAhead(max_staleness, made_by), BegunCompletions()
     ahead.load(folder, begun)
     return ahead, begun
 
@@ -72,10 +75,12 @@ def test_they_come_back_to_the_last_bit_and_once(tmp_path: Path) -> None:
     {"params": replace(PARAMS, temperature=0.8)},
     {"problem": replace(PROBLEM, gold="4")},
     {"max_staleness": 0},
+    {"made_by": "another task"},
 ])  # fmt: skip
 def test_another_question_is_not_answered_by_them(asked: dict[str, Any], tmp_path: Path) -> None:
     saved(tmp_path)
-    ahead, _ = loaded(tmp_path, asked.get("max_staleness", 1))
+    ahead, begun = loaded(tmp_path, asked.get("max_staleness", 1), asked.get("made_by", "task"))
+    assert (begun.waiting_tokens == 0) is bool({"max_staleness", "made_by"} & set(asked))
     found = ahead.take(
         4, asked.get("name", "rl-4"), asked.get("problem", PROBLEM), asked.get("prompt_ids", [5, 6]),
         asked.get("params", PARAMS),
@@ -142,3 +147,19 @@ def test_where_drawing_is_cut_completions_that_have_come_stay_for_the_checkpoint
         return come, await begun.give_up(4)
 
     assert asyncio.run(cut()) == ([(4, STATE.id)], 2)
+
+
+def test_tokens_that_stand_in_no_metrics_stay_so_over_a_second_checkpoint(
+    tmp_path: Path, task: WordArithmetic, tokenizer: Any
+) -> None:
+    """As where the first start behind a signal writes its checkpoint anew, and is killed."""
+    with BackgroundLoop() as loop:
+        source = timed_source(Timed(tokenizer), task, loop, max_staleness=1)
+        source.params, source._version = PARAMS, 4
+        source.ahead.made_by = "task"
+        saved(tmp_path)
+        for _ in range(2):
+            source.load(tmp_path)
+            source.go_on(0, 0)
+            source.save(tmp_path)
+    assert json.loads((tmp_path / "rollouts_ahead.jsonl").read_text().splitlines()[0])["num_uncounted"] == 5

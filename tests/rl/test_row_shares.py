@@ -215,8 +215,11 @@ def test_what_ranks_read_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) ->
     assert read_shares(rows, read, False) == ["t0", "t1", "t2", "t3"]
     monkeypatch.setattr(row_shares, "world_size", lambda: 2)
     monkeypatch.setattr(row_shares, "rank", lambda: 1)
-    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [["t0", "t2"], own])
+    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [[(0, "t0"), (2, "t2")], own])
     assert read_shares(rows, read, False) == ["t0", "t1", "t2", "t3"]
-    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [["t0"], own])
+    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [[(0, "t0")], own])
     assert read_shares(rows[:1], read, False) == ["t0"]
     assert asked == [["t0", "t1", "t2", "t3"], ["t1", "t3"]]  # a rank without rows is not asked
+    monkeypatch.setattr(row_shares, "gather_over_ranks", lambda own: [[(0, "t0"), (1, "t1")], own])
+    with pytest.raises(RuntimeError, match="ranks dealt 4 rollouts differently"):
+        read_shares(rows, read, False)
