@@ -242,6 +242,7 @@ def check_peak(weights: ShardedWeights, path: Path, folder: Path) -> None:
     if is_main_rank():
         assert engine.num_read == len(weights.kinds)
         engine.reader.kill()
+        ctypes.CDLL(None).malloc_trim(0)  # or a copy stands where something else stood
         held = peak_mib(lambda: [torch.ones(shape, dtype=dtype) for shape, dtype in weights.kinds.values()])
         rises = ", ".join(f"{value:.0f}" for value in found)
         print(f"{num_mib:.0f} MiB of weights, the largest {largest:.0f}; rank 0 rises by {rises} in three deliveries "
