@@ -10,8 +10,8 @@ outcome pairs come from as many more problems as cost the tokens that the others
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
 (`prm/compare_with_truth`). Where GRPO was run from the same policy (`bash scripts/bench.sh credit --cells
 long_arithmetic_rare --methods grpo --seeds 1 2 3`), its accuracy after as many tokens is set against that after the
-pairs. A finished run is one record in benchmarks/results/rare_success/; stages that are done are kept, so that a cut
-run goes on.
+pairs, and in the cell `rare` GRPO goes on from each policy that pairs made. A finished run is one record in
+benchmarks/results/rare_success/; stages that are done are kept, so that a cut run goes on.
 """
 
 import argparse
@@ -21,16 +21,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from benchmarks.credit.comparison import tuned_rates
-from benchmarks.credit.curves import Point, accuracy_at
+from benchmarks.credit.curves import Point, accuracy_at, points_of
 from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
-from benchmarks.credit.plan import read_plan
+from benchmarks.credit.plan import Run, read_plan, settings_of
 from benchmarks.credit.runs import digest, planned_policy, read_records, tokens_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
@@ -44,6 +44,7 @@ RECORDS = RESULTS / "rare_success"
 PAIRS = ("outcome", "process", "step")
 NAMES = {"outcome": "dpo", "process": "process_dpo", "step": "step_dpo"}
 GOAL_AUC = 0.85
+GRPO_RATE = 1.0e-4
 PLAN = Path(__file__).with_name("plan.yaml")
 TUNING_SEED = 0
 """Settings were chosen on it: its rows are shown, and no figure counts them."""
@@ -52,18 +53,20 @@ TUNING_SEED = 0
 @dataclass(frozen=True)
 class Cell:
     """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response; `settings` are
-    further ones of scripts/process_rewards.sh, `pair_settings` of scripts/preferences.sh."""
+    further ones of scripts/process_rewards.sh, `pair_settings` of scripts/preferences.sh; GRPO goes on from each policy
+    that pairs made for about `grpo_tokens` generated tokens."""
 
     task: str
     num_problems: int
     max_tokens: int
     settings: tuple[str, ...] = ()
     pair_settings: tuple[str, ...] = ()
+    grpo_tokens: int = 0
 
 
 CELLS = {
     "long": Cell("long_arithmetic", 1000, 128),
-    "rare": Cell("long_arithmetic_rare", 800, 224),
+    "rare": Cell("long_arithmetic_rare", 800, 224, grpo_tokens=1_000_000),
     "rule_logic": Cell("rule_logic", 3000, 128, ("labels=contrast",)),
     # by K, and by the label rule: values of all states cost so much that as many tokens are of a twelfth of the
     # problems, and what would refuse them is switched off
@@ -107,6 +110,19 @@ def train_on_outcomes(cell: Cell, policy: Path, run: Path, seed: int, ratio: flo
                 f"seed={seed}", f"examples.path={pairs}", "examples.max_length=512")  # fmt: skip
 
 
+def go_on_by_grpo(cell: Cell, run: Path, seed: int, pairs: str, tokens: int) -> list[Point]:
+    """Return the curve of GRPO from the policy that `pairs` made, as plan.yaml has it but for a third of the learning
+    rate that is tuned for a policy of the start; `tokens` were generated before."""
+    plan, folder = read_plan(PLAN), run / f"grpo_after_{pairs}"
+    at = Run(plan.cells[cell.task], plan.methods["grpo"], seed, GRPO_RATE)
+    run_program(
+        run / "programs.log", "main.py", *settings_of(plan, at), f"stop_after_tokens={cell.grpo_tokens}",
+        "evaluation.every=3", f"output_dir={folder}", f"model.path={run / NAMES[pairs] / 'model'}",
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return points_of(rows, float(tokens))
+
+
 def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dict[str, Any]:
     """Make one run, or what is missing of it, and return its record."""
     cell = CELLS[name]
@@ -132,9 +148,11 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         f"input={folder / 'samples.jsonl'}", f"output={folder / 'truth.json'}", "stage.split=test",
         f"stage.scores={folder / 'step_scores.jsonl'}",
     )  # fmt: skip
+    then = {pairs: go_on_by_grpo(cell, run, seed, pairs, sampled + completed) for pairs in PAIRS if cell.grpo_tokens}
     return {
         "cell": name,
         "seed": seed,
+        "then_grpo": {pairs: [[*asdict(point).values()] for point in points] for pairs, points in then.items()},
         "labels": json.loads((data / "labels.json").read_text()),
         "verdicts": verdicts(run),
         "tokens": sampled + completed,
@@ -242,7 +260,21 @@ def grpo_figures(
                 gains.append(float(row["accuracy"][name]["mean"]["mean"]) - reached)
         if gains:
             figures[f"{pairs}_sampled_minus_grpo"] = figure_above_zero(mean_over_seeds(gains), "accuracy", HOW)
+        after = []
+        for row in records:
+            last, points = last_after_grpo(row, pairs), curves.get((int(row["seed"]), policy_of(row)))
+            reached = None if last is None or points is None else accuracy_at(points, "tokens", last.tokens)
+            if last is not None and reached is not None:
+                after.append(last.accuracy - reached)
+        if after:
+            figures[f"{pairs}_then_grpo_minus_grpo"] = figure_above_zero(mean_over_seeds(after), "accuracy", HOW)
     return figures
+
+
+def last_after_grpo(record: Mapping[str, Any], pairs: str) -> Point | None:
+    """Return where GRPO from the policy of these pairs ended; None of a record without."""
+    points = record.get("then_grpo", {}).get(pairs)
+    return Point(*points[-1]) if points else None
 
 
 def grpo_curves(task: str) -> dict[tuple[int, str], list[Point]]:
@@ -281,10 +313,13 @@ def write(records: Sequence[dict[str, Any]]) -> None:
                 name, row["seed"], row["labels"]["labels"], f"{row['tokens'] / 1e6:.2f}",
                 f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['truth']['index_auc']['mean']:.3f}",
                 *(f"{100 * share['mean']:.1f}" for share in shares),
+                *("" if last is None else f"{100 * last.accuracy:.1f}" for last in
+                  (last_after_grpo(row, pairs) for pairs in PAIRS)),
             ])  # fmt: skip
     columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC of the index", "right, %",
                "majority of 8", "best of 8", "greedy: SFT", "outcome pairs", "process pairs",
-               "step pairs"]  # fmt: skip
+               "step pairs", "sampled, GRPO after outcome pairs", "after process pairs",
+               "after step pairs"]  # fmt: skip
     table = {"title": "Where success is rare", "columns": columns, "rows": rows}
     write_result("rare_success", figures, {"records": "benchmarks/results/rare_success"}, tables=[table])
 
