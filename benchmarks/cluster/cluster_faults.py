@@ -46,7 +46,7 @@ LIMIT = 400.0
 NEW_NODE_SECONDS = 3.0
 ITERATIONS = 16
 NOT_OF_THE_POLICY = ("seconds/", "tokens_per_second/", "engine/serving", "rollout/asked_again", "rollout/lost_",
-                     "memory/")  # fmt: skip
+                     "memory/", "ranks/")  # fmt: skip
 
 
 class Nodes:

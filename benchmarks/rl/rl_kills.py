@@ -65,7 +65,8 @@ def digest_of(run: Path) -> str:
         for path in sorted((run / name).glob("*.safetensors")):
             digest.update(path.read_bytes())
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = {k: v for k, v in json.loads(line).items() if not k.startswith(("seconds/", "tokens_per_second/"))}
+        row = {k: v for k, v in json.loads(line).items()
+               if not k.startswith(("seconds/", "tokens_per_second/", "ranks/"))}  # fmt: skip
         digest.update(json.dumps(row).encode())
     for path in [*sorted(run.glob("samples/*.jsonl")), *sorted(run.glob("policies/*/*.safetensors"))]:
         digest.update(path.name.encode() + path.read_bytes())
