@@ -3,7 +3,6 @@ follows from them: where tokens ended, what each engine did, times without the h
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,11 +171,12 @@ def natural(name: str) -> list[tuple[int, str]]:
 def seconds_waited_for(events: Sequence[TimelineEvent]) -> dict[str, float]:
     """Return how long others waited for each rank of the learner, all of them together, by its lane; the longest
     first."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = {}
     for event in events:
         if event.name.startswith(WAITING):
-            found[rank_lane(int(event.name.removeprefix(WAITING)))] += event.end - event.start  # type: ignore[assignment]
-    return dict(found.most_common())
+            lane = rank_lane(int(event.name.removeprefix(WAITING)))
+            found[lane] = found.get(lane, 0.0) + event.end - event.start
+    return dict(sorted(found.items(), key=lambda row: -row[1]))
 
 
 def other_ranks(events: Sequence[TimelineEvent]) -> dict[str, str]:

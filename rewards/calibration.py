@@ -26,7 +26,7 @@ import torch
 from espalier.data.answers.short_answers import golds
 from espalier.data.answers.stated_answers import Forecast, stated_forecast
 from espalier.data.records import BadInput, Problem, Trajectory
-from espalier.rewards.score import ChecksProblems, HoldsEngines, Score, ScoreRange
+from espalier.rewards.score import ChecksProblems, HoldsEngines, Score, ScoreRange, asks_engines
 
 SCORES = ("brier", "log")
 _SMALLEST = 1e-4
@@ -114,7 +114,7 @@ class LinguisticCalibrationReward:
     @property
     def has_engines(self) -> bool:
         """Whether the reader asks some."""
-        return isinstance(self.forecasts, HoldsEngines) and self.forecasts.has_engines
+        return asks_engines(self.forecasts)
 
     def close(self) -> None:
         """End the reader's engines, where it has some."""

@@ -28,6 +28,7 @@ from espalier.rewards.score import (
     Reward,
     Score,
     ScoreRange,
+    asks_engines,
     clipped,
     hull,
 )
@@ -148,7 +149,7 @@ class ComposedReward:
     @property
     def has_engines(self) -> bool:
         """Whether a term asks some."""
-        return any(isinstance(term, HoldsEngines) and term.has_engines for term in self.terms.values())
+        return any(map(asks_engines, self.terms.values()))
 
     def close(self) -> None:
         """End the terms' engines."""

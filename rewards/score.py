@@ -131,11 +131,13 @@ class ChecksProblems(Protocol):
 
 @runtime_checkable
 class HoldsEngines(Protocol):
-    """A reward that may have engines of its own, or ask a server."""
-
-    @property
-    def has_engines(self) -> bool:
-        """Whether it does: one process alone asks it then."""
+    """A reward that may have engines of its own, or ask a server. One that may also do without says by an attribute
+    `has_engines` whether it has them."""
 
     def close(self) -> None:
         """End them."""
+
+
+def asks_engines(part: object) -> bool:
+    """Say whether a reward, or a part of one, asks engines or a server: one process alone asks it then."""
+    return isinstance(part, HoldsEngines) and bool(getattr(part, "has_engines", True))

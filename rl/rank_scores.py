@@ -15,7 +15,7 @@ import torch
 
 from espalier.data.records import Trajectory
 from espalier.rewards.process import packs_prompts
-from espalier.rewards.score import ASKED, HoldsModels, Reward, Score
+from espalier.rewards.score import ASKED, HoldsModels, Reward, Score, asks_engines
 from espalier.rl.group_scores import checked_scores, computes_here, score, trajectories_of, with_scores
 from espalier.rl.row_shares import read_shares
 from espalier.rl.types import RolloutGroup
@@ -28,8 +28,7 @@ R = TypeVar("R")
 def is_shared(reward: Reward) -> bool:
     """Say whether several ranks share what the reward scores: it holds networks, and no part of it asks engines, which
     each rank would start anew."""
-    has_engines = getattr(reward, "has_engines", hasattr(reward, "close"))
-    return world_size() > 1 and computes_here(reward) and not has_engines
+    return world_size() > 1 and computes_here(reward) and not asks_engines(reward)
 
 
 def scores_on_ranks(trajectories: Iterable[Trajectory], reward: Reward) -> list[Score]:

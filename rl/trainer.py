@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espalier.data.records import BadInput
+from espalier.rewards.score import HoldsEngines
 from espalier.rl.delivery.delivery import sample_canaries
 from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_evaluation, read_evaluations
@@ -169,8 +170,8 @@ class Trainer(Iteration):
         await asyncio.gather(*left, return_exceptions=True)
         work = await self.rollout_source.sampler.take_work()
         await self.rollout_source.sampler.client.close()
-        if close := getattr(self.rollout_source.reward, "close", None):
-            await asyncio.to_thread(close)
+        if isinstance(reward := self.rollout_source.reward, HoldsEngines):
+            await asyncio.to_thread(reward.close)
         await asyncio.to_thread(
             self.delivery.sync.close
         )  # behind it: what a delivery that was cut waits for is gone now

@@ -51,8 +51,8 @@ def test_a_pass_that_fails_leaves_the_network_as_it_was() -> None:
     def failing(own: torch.Tensor) -> torch.Tensor:
         raise AttributeError("nothing is there")
 
-    told = pytest.raises(RuntimeError, match="weight of a Linear cannot be made")
-    with told, parametrised(model, {"called.weight": failing}, CPU):
+    refused = pytest.raises(RuntimeError, match="weight of a Linear cannot be made")
+    with refused, parametrised(model, {"called.weight": failing}, CPU):
         model(torch.ones(1, 3))
     assert type(model.called) is torch.nn.Linear
     model(torch.ones(1, 3))

@@ -224,6 +224,15 @@ class Asks:
         return []
 
 
+class AsksUnsaid:
+    """A user's reward with engines that says nothing of them but how they are ended."""
+
+    def close(self) -> None: ...
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Any]:
+        return []
+
+
 class Moved:
     """Networks of this process, which read for a calibration reward."""
 
@@ -258,3 +267,5 @@ def test_ranks_share_what_networks_of_this_process_score_and_nothing_that_asks_e
     assert not is_shared(ComposedReward({"judge": judged, "process": process}))
     assert not is_shared(ComposedReward({"judge": VerifierReward(judge=judged), "process": process}))
     assert is_shared(ComposedReward({"checked": VerifierReward(), "process": process}))
+    own: Any = AsksUnsaid()
+    assert not is_shared(ComposedReward({"own": own, "process": process}))
