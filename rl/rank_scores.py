@@ -1,8 +1,8 @@
 """Rewards that hold networks, which every rank has: each rank scores its share of the rollouts.
 
 Where all ranks hold the rollouts (evaluations, estimators) they call `scores_on_ranks` together. While rank 0 draws,
-the others wait for what it has drawn, and its event loop has them score (`RankScores`). Where batches are drawn ahead
-all ranks train meanwhile, and rank 0 scores alone.
+the others wait for what it has drawn, and its event loop has them score (`RankScores`): a batch that was drawn ahead
+when its turn has come.
 """
 
 import asyncio

@@ -1,31 +1,27 @@
 """What an iteration trains on: scored groups of rollouts, drawn by the policy at hand or ahead of it."""
 
 import asyncio
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from espalier.data.prompts import encode_prompt
 from espalier.data.records import Problem
-from espalier.data.timeline import DRAWING
 from espalier.rewards.score import Reward
+from espalier.rl.batch_drawing import BatchDrawing, DrawnBatch, is_good, score_in_turn
 from espalier.rl.credit_watch import CutWatch
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.estimator_context import NamesCompletions
-from espalier.rl.group_scores import GroupScores, computes_here, trajectories_of
+from espalier.rl.group_scores import trajectories_of
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
-from espalier.rl.metrics import agrees, describe_rewards, describe_subjects, is_replaceable, subjects_of
+from espalier.rl.metrics import agrees, describe_rewards, describe_subjects, subjects_of
 from espalier.rl.problem_order import draw_problems
-from espalier.rl.rank_scores import RankScores, is_shared
+from espalier.rl.rank_scores import RankScores
 from espalier.rl.rank_watch import RewardPartsWatch
-from espalier.rl.replacements import Asked, Drawn, needed
+from espalier.rl.replacements import needed
 from espalier.rl.rollout import Sampler
-from espalier.rl.rollout_checks import Refusal, check_refused
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollouts_ahead import Come, RolloutsAhead
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -34,9 +30,7 @@ from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import HasEngines, SamplingParams
-from espalier.sampling.requests import decode
 
-log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
@@ -72,17 +66,6 @@ class RolloutSource(Protocol):
 
 
 @dataclass
-class DrawnBatch:
-    """What was drawn for one iteration: all scored groups in the order of drawing, refusals, seconds in all and those
-    that scores were waited for once all was drawn."""
-
-    groups: list[RolloutGroup] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    seconds: float = 0.0
-    reward_seconds: float = 0.0
-
-
-@dataclass
 class SampledGroups:
     """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`.
 
@@ -111,9 +94,9 @@ class SampledGroups:
     tree: TreeRollouts | None = None
     """None: the rollouts of a group are independent."""
     valued_by: NamesCompletions | None = None
-    """Whose completions of a scored group are begun as soon as it is certain that this group is trained on: while
-    others are drawn, and, of a batch that is drawn ahead, by the versions that the policy has until then. A filter
-    chooses among rollouts when a batch is trained on: with one nothing is begun."""
+    """Whose completions of a group are begun as soon as it is certain that this group is trained on: while others are
+    drawn, and, of a batch that is drawn ahead, by the versions that the policy has until then. A filter chooses among
+    rollouts when a batch is trained on: with one nothing is begun."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -203,8 +186,7 @@ class SampledGroups:
         was `drawn`."""
         assert drawn is not None
         config, (batch, num_ready) = self.config, drawn
-        if config.rollout.max_staleness == 0:  # else it went on beside training
-            self.metrics.clock.move("rollout", "reward", batch.reward_seconds)
+        self.metrics.clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
         if config.rollout.dynamic_sampling_rounds > 0:
             groups = needed(groups, config.rollout.num_problems, self._is_good)
@@ -240,9 +222,7 @@ class SampledGroups:
         return balance | {"rollout/trained_zero_variance": sum(agrees(group) for group in groups) / len(groups)}
 
     def _is_good(self, group: RolloutGroup) -> bool:
-        """Say whether a group is not replaced, for what its rewards say."""
-        rollout = self.config.rollout
-        return rollout.dynamic_sampling_rounds == 0 or not is_replaceable(group, rollout.accuracy_range)
+        return is_good(group, self.config.rollout)
 
     def _count_gone(self) -> dict[str, float]:
         """Return what engines of the run's own that are gone cost since the last call."""
@@ -272,107 +252,37 @@ class SampledGroups:
                 self._drawing[ahead] = asyncio.create_task(self._draw(ahead))
         batch = await self._drawing[iteration]
         del self._drawing[iteration]
+        batch = await score_in_turn(batch, self._ranks)
         if config.rollout.max_staleness == 0:  # else it goes on beside training, and the next delivery waits for it
             await self.delivery.prove()
         ready = [task.result() for task in self._drawing.values() if task.done()]  # or what one of them has failed by
         await asyncio.gather(sync.check_version(iteration), self.delivery.ask_marker_now())
         return batch, len(ready)
 
-    async def _draw(self, iteration: int) -> DrawnBatch:
-        """Return the batch of this iteration."""
-        rollout, batch, begun = self.config.rollout, DrawnBatch(), time.monotonic()
-        waits = self.tree is not None or computes_here(self.reward)
+    def _draw(self, iteration: int) -> Coroutine[Any, Any, DrawnBatch]:
+        """Draw the batch of this iteration, with all that is at hand now."""
+        batch = BatchDrawing(
+            iteration,
+            self.config,
+            self.problems,
+            self.sampler,
+            self.params,
+            self.reward,
+            self.ahead,
+            self._ranks,
+            self.metrics.timeline,
+            tree=self.tree,
+            valued_by=None if self.rollout_filter is not None else self.valued_by,
+            version=lambda: self._version,
+            on_come=self._count_come,
+        )
+        return batch()
 
-        async def draw(problems: list[Problem], name: str) -> Drawn:
-            def add(group: RolloutGroup) -> None:
-                self._count_come([group], iteration)
-                self.ahead.add(iteration, name, group)
-                scores.add(group)
-
-            known = self._known(problems, name, iteration)
-            for group in known.values():
-                self.ahead.add(iteration, name, group)
-                scores.add(group)
-            asked = [problem for problem in problems if problem.id not in known]
-            drawn, refused = await self.sampler.draw(
-                asked, self.params, name, lambda: self._version, iteration, on_group=add
-            )
-            known |= {group.problem.id: group for group in drawn}
-            return [known[problem.id] for problem in problems if problem.id in known], refused
-
-        async def look(groups: Sequence[RolloutGroup], refused: Sequence[Refusal] = ()) -> None:
-            await self._begin_completions(asked.look(groups, refused), iteration)
-
-        is_served = rollout.max_staleness == 0 and is_shared(self.reward)
-        scores = GroupScores(self.reward, waits, look, self._ranks.score if is_served else None)
-        asked = Asked(rollout.num_problems, self._candidates(iteration), draw, self._is_good)
-        try:
-            asked.ask()
-            for part in asked.parts:  # grows meanwhile
-                drawn, refused = await asked.drawn(part)
-                if self.tree is not None:
-                    roots, drawn = drawn, await self.tree.grow(drawn, self.sampler, self.params)
-                    self._count_come(drawn, iteration, tokens_of(roots))
-                batch.refused += refused
-                if part is asked.parts[0]:
-                    check_refused(batch.refused, len(drawn) + len(refused), rollout.max_refused_share)
-                is_drawn = asked.is_drawn
-                scored, seconds = await scores.finish(drawn)
-                await look(scored if waits else [], refused)
-                batch.groups += scored
-                batch.reward_seconds += seconds if is_drawn else 0.0
-            if len(asked.parts) > 1 and batch.groups:
-                last = needed(batch.groups, rollout.num_problems, self._is_good)[-1]
-                check_refused(*asked.up_to(last, batch.refused), rollout.max_refused_share)
-        except BaseException:
-            await asked.give_up()
-            await scores.give_up()
-            await self.sampler.begun.stop(iteration)
-            raise
-        finally:
-            await scores.give_up()
-        ended = time.monotonic()
-        batch.seconds = ended - begun
-        counts = {"requests": len(batch.groups), "samples": sum(len(group.rollouts) for group in batch.groups)}
-        timeline, done = self.metrics.timeline, iteration + 1
-        timeline.add(DRAWING, f"batch {done}", begun, ended, done, tokens=tokens_of(batch.groups), **counts)
-        return batch
-
-    def _count_come(self, groups: Sequence[RolloutGroup], iteration: int, num_counted: int = 0) -> None:
+    def _count_come(self, iteration: int, groups: Sequence[RolloutGroup], num_counted: int = 0) -> None:
         """Count the tokens of groups that have come for an iteration, of which so many are counted already."""
         num_new = tokens_of(groups) - num_counted
         self.ledger.generated += num_new
         self._waiting[iteration] = self._waiting.get(iteration, 0) + num_new
-
-    def _known(self, problems: Sequence[Problem], name: str, iteration: int) -> dict[str, RolloutGroup]:
-        """Return by problem the groups that came with the checkpoint."""
-        sampler, found = self.sampler, dict[str, RolloutGroup]()
-        for problem in problems if self.ahead.has(iteration) else ():
-            ids = encode_prompt(sampler.task, sampler.tokenizer, problem).ids
-            if (group := self.ahead.take(iteration, name, problem, ids, self.params)) is not None:
-                found[problem.id] = group
-        return found
-
-    def _candidates(self, iteration: int) -> Iterator[tuple[str, Problem]]:
-        """Yield (what its requests are named by, problem) of all that may be asked for an iteration, in order."""
-        rollout = self.config.rollout
-        for number in range(rollout.dynamic_sampling_rounds + 1):
-            name = f"rl-{iteration}" if number == 0 else f"rl-{iteration}-{number}"
-            drawn = draw_problems(
-                self.problems, rollout.num_problems, self.config.seed, iteration, number, rollout.order
-            )
-            yield from ((name, problem) for problem in drawn)
-
-    async def _begin_completions(self, groups: Sequence[RolloutGroup], iteration: int) -> None:
-        """Ask for the completions of groups that the estimator is going to ask for."""
-        estimator = self.valued_by
-        if estimator is None or self.rollout_filter is not None:
-            return
-        text_of = decode(self.sampler.tokenizer)
-        for group in groups:
-            found = await asyncio.to_thread(estimator.first_completions, group, text_of, self.params)
-            states, params = [state for state, _ in found], [one for _, one in found]
-            self.sampler.begin_completions(states, params, iteration)
 
 
 async def _call(function: Callable[[], R]) -> R:

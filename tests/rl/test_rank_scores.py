@@ -69,7 +69,9 @@ def both(scenario: str, policy: Path, prm: Path, folder: Path) -> tuple[int, lis
     return alone, [first[0], second[0]]
 
 
-@pytest.mark.parametrize("scenario", slow_unless(lambda one: one == "plain", ["plain", "prof", "vineppo"]))
+@pytest.mark.parametrize(
+    "scenario", slow_unless(lambda one: one == "plain", ["plain", "prof", "vineppo", "ahead", "vineppo_ahead"])
+)
 def test_each_of_two_ranks_scores_half_of_the_tokens_and_the_scores_are_those_of_one_process(
     scenario: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
@@ -79,10 +81,10 @@ def test_each_of_two_ranks_scores_half_of_the_tokens_and_the_scores_are_those_of
 
 
 @pytest.mark.slow
-def test_rank_0_alone_scores_batches_that_are_drawn_ahead_and_all_ranks_evaluations(
+def test_rank_0_alone_scores_batches_ahead_whose_groups_are_replaced_and_all_ranks_evaluations(
     tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
-    alone, (first, second) = both("ahead", tiny_policy, tiny_prm, tmp_path)
+    alone, (first, second) = both("replaced_ahead", tiny_policy, tiny_prm, tmp_path)
     assert first + second == alone
     assert 0 < second < 0.4 * alone
 

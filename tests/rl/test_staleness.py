@@ -134,21 +134,27 @@ def test_what_an_iteration_waits_for_is_asked_before_rollouts_that_are_drawn_ahe
 
 class Drained(Repeatable):
     """Has to be left alone while it takes weights, and does not say which version drew what; some requests are slow,
-    and those of them whose id begins with `holds` are not answered."""
+    and those of them whose id begins with `holds` are not answered. With `crosses` the slow ones of later batches wait
+    for new weights."""
 
     holds = ""
+    crosses = False
 
     def __init__(self, server: RepeatableServer):
         super().__init__(server)
         self.version, self.num_open, self.open_at_load = "default", 0, list[int]()
         self.asked: list[tuple[str, str]] = []
+        self.loaded = asyncio.Event()
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         self.asked.append((request.id, self.version))
         self.num_open += 1
         is_slow = sum(map(ord, request.id)) % 2 and request.id.startswith("rl-")
         is_held = is_slow and self.holds and request.id.startswith(self.holds)
-        await asyncio.sleep(60 if is_held else 0.3 if is_slow else 0.0)
+        if is_slow and self.crosses and not request.id.startswith("rl-0/"):
+            await asyncio.wait_for(self.loaded.wait(), 60)
+        else:
+            await asyncio.sleep(60 if is_held else 0.3 if is_slow else 0.0)
         samples = await super().sample(request, params)
         self.num_open -= 1
         return samples
@@ -159,6 +165,8 @@ class Drained(Repeatable):
 
     async def stamp(self, version: str) -> None:
         self.version = version
+        self.loaded.set()
+        self.loaded = asyncio.Event()
 
     async def served_version(self) -> str:
         return self.version
@@ -220,6 +228,7 @@ def test_tokens_are_never_older_than_allowed_and_every_one_ends_in_the_ledger(
     parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
 ) -> None:
     trainer, engine = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=2)
+    engine.crosses = True
     trainer.run()
     rows = read_metrics(tmp_path / "run")
     assert max(row["engine/version_lag"] for row in rows) == 2

@@ -2,7 +2,8 @@
 output=RUN_DIR`, alone or behind a launcher. The last part of RUN_DIR's name says what happens:
 
 - `plain`: GRPO that replaces groups, and evaluations by reward; `prof`: with a filter; `vineppo`: with completions to
-  score; `ahead`: batches are drawn ahead; `beside`: the network stands beside a judge that is asked elsewhere;
+  score; `ahead`, `vineppo_ahead` and, with groups that are replaced, `replaced_ahead`: batches are drawn ahead;
+  `beside`: the network stands beside a judge that is asked elsewhere;
 - `nan`, `refused`: rank 1 finds a score that is no number, or a trajectory that it cannot score; `fails`: rank 0 does;
 - `stopped`: rank 0 gets SIGTERM while all score the rollouts of the second iteration, at the first start.
 
@@ -95,15 +96,15 @@ def settings_of(scenario: str, prm: str) -> dict[str, Any]:
     found: dict[str, Any] = {"reward": ComposedReward({"outcome": OutcomeReward(), "process": counted})}
     if scenario == "prof":
         found = {"filter": {"num_kept": 2}, "num_lines": 2}
-    elif scenario == "vineppo":
+    elif scenario.startswith("vineppo"):
         outcome = OutcomeModelReward(prm, "probability", takes_last_step=True)
         found = {"reward": Counted(outcome, scenario), "estimator": VinePPO(completions_per_state=2)}
-    elif scenario == "ahead":
-        found |= {"max_staleness": 1}
     elif scenario == "beside":
         found["reward"] = ComposedReward({"judge": Judge(), "process": counted})
-    else:
+    elif scenario != "ahead":
         found |= {"dynamic_sampling_rounds": 2, "accuracy_range": [0.01, 0.99]}
+    if scenario.endswith("ahead"):
+        found |= {"max_staleness": 1}
     metric = "accuracy" if scenario == "prof" else "reward"
     return {"num_lines": 2, "num_iterations": 2, "evaluation_every": 1, "evaluation_metric": metric, **found}
 
