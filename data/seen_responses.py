@@ -2,7 +2,8 @@
 
 A response is named by its text without case and white space, so that a template, a tokenizer or a chat format around it
 changes nothing. A row of a benchmark counts as seen where one of its chosen **and** one of its rejected responses were
-trained on, or any response of at least `LONG` words: a short one ("I cannot help with that.") occurs by chance.
+trained on, or any response of at least `LONG` words, or of `LONG_UNSPACED` characters in a script without spaces
+between words: a short one ("I cannot help with that.") occurs by chance.
 
 What a generative verifier learned to judge was trained on like any other response, though it stands in its prompts.
 Paraphrases are not found, nor rows of which only the prompt was trained on.
@@ -10,6 +11,7 @@ Paraphrases are not found, nor rows of which only the prompt was trained on.
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from espalier.data.training_problems import known_before
 
 FILE = "training_responses.json"
 LONG = 20
+LONG_UNSPACED = 60
+# Thai and Lao, Burmese, Khmer, kana, Han
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 def response_hash(text: str) -> str:
@@ -29,7 +34,11 @@ def response_hash(text: str) -> str:
 def is_seen(row: RankedResponses, hashes: Collection[str]) -> bool:
     """Say whether a row was seen, by the rule of the module."""
     chosen, rejected = ([text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected))
-    return bool(chosen and rejected) or any(len(text.split()) >= LONG for text in (*chosen, *rejected))
+    return bool(chosen and rejected) or any(map(_is_long, (*chosen, *rejected)))
+
+
+def _is_long(text: str) -> bool:
+    return len(text.split()) >= LONG or len(_UNSPACED.findall(text)) >= LONG_UNSPACED
 
 
 def seen_rows(rows: Iterable[RankedResponses], hashes: Collection[str]) -> list[str]:

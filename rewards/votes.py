@@ -28,7 +28,7 @@ from espalier.data.records import Trajectory
 _DECIMAL = re.compile(r"([+-]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))", re.ASCII)
 _LONGEST_NUMBER = 200
-SMALLEST_LEAD = 1e-9  # weights that differ by less are rounding: a tie
+SMALLEST_LEAD = 1e-9  # of the larger: weights that differ by a smaller share are rounding, a tie
 MAX_COMPARISONS = 128  # of one problem, a few milliseconds each, 0.85 s at worst
 Key = str | Fraction
 
@@ -126,7 +126,7 @@ def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float])
     most = -math.inf
     for leader, votes in totals.items():
         total = math.fsum(votes)
-        if best is None or total > most + SMALLEST_LEAD:
+        if best is None or total > most + SMALLEST_LEAD * abs(total):
             best, most = written[leader], total
     return best
 

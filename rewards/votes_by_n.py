@@ -93,7 +93,7 @@ def _num_won(places: np.ndarray, classes: np.ndarray, right: np.ndarray, weights
     for own in weights:
         totals = np.bincount(cells, own[places].ravel(), minlength=num_cells).reshape(shape)[:, :-1]
         most = totals.max(axis=1, initial=0.0, keepdims=True)
-        wins = are_there & (totals >= most - SMALLEST_LEAD)
+        wins = are_there & (totals >= most - SMALLEST_LEAD * np.abs(most))
         found.append(float((wins @ right.astype(float) / np.maximum(wins.sum(axis=1), 1)).sum()))
     return found
 

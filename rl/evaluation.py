@@ -18,6 +18,7 @@ from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import write_evaluated
 from espalier.rl.types import RolloutGroup
+from espalier.rl.update import critic_iterations
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
@@ -26,12 +27,10 @@ log = logging.getLogger(__name__)
 METRICS = ("accuracy", "reward")
 
 
-def read_evaluations(path: Path, metric: str) -> list[float]:
-    """Return `eval/METRIC` of every evaluation in a metrics.jsonl, oldest first; none where there is no file."""
-    if not path.is_file():
-        return []
-    rows = (json.loads(line) for line in path.read_text().splitlines())
-    return [float(row[f"eval/{metric}"]) for row in rows if f"eval/{metric}" in row]
+def read_evaluations(path: Path, metric: str) -> dict[int, float]:
+    """Return `eval/METRIC` of every evaluation in a metrics.jsonl by its iteration; none where there is no file."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return {int(row["step"]): float(row[f"eval/{metric}"]) for row in rows if f"eval/{metric}" in row}
 
 
 def read_evaluation(path: Path, done: int) -> dict[str, float]:
@@ -74,8 +73,8 @@ class Evaluation:
     source: RolloutSource
     loop: BackgroundLoop
     clock: Clock
-    found: list[float] = field(default_factory=list, init=False)
-    """What every evaluation of the run so far found, by `evaluation.metric`."""
+    found: dict[int, float] = field(default_factory=dict, init=False)
+    """What every evaluation of the run so far found, by its iteration, of `evaluation.metric`."""
 
     def __call__(self, version: int) -> dict[str, float]:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
@@ -108,7 +107,7 @@ class Evaluation:
         values |= {f"eval/{name}": value for name, value in describe_subjects(groups, subjects_of(dev)).items()}
         values["eval/refused"] = float(len(refused))
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(drawing, 1e-9)
-        self.found.append(values[f"eval/{self.config.evaluation.metric}"])
+        self.found[version] = values[f"eval/{self.config.evaluation.metric}"]
         return values
 
     def _scored(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
@@ -119,9 +118,12 @@ class Evaluation:
         return from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, groups, reward)))
 
     def is_patience_over(self, done: int) -> bool:
-        """Say whether the evaluations so far end the training after `done` iterations."""
-        patience = self.config.evaluation.patience
-        is_over = patience > 0 and evaluations_since_best(self.found) >= patience
+        """Say whether the evaluations so far end the training after `done` iterations. Those of the policy before its
+        first step (a critic may be trained alone) count once."""
+        patience, still = self.config.evaluation.patience, critic_iterations(self.config)
+        before = [value for version, value in self.found.items() if version <= still]
+        after = [value for version, value in self.found.items() if version > still]
+        is_over = patience > 0 and evaluations_since_best(before[-1:] + after) >= patience
         if is_over:
             metric = self.config.evaluation.metric
             log.info("stopping after iteration %d: no better %s in %d evaluations", done, metric, patience)

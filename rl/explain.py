@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from espalier.data.records import BadInput
 from espalier.rl.combinations import check_combinations
-from espalier.rl.memory_of_run import rl_setup, window_of
-from espalier.rl.update import most_rollouts, steps_per_iteration
+from espalier.rl.memory_of_run import passes_per_step, rl_setup, window_of
+from espalier.rl.update import critic_iterations, most_rollouts, steps_per_iteration
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.training.memory_of_run import check_memory_gib, explain_memory, micro_batch_of
@@ -43,7 +43,8 @@ class RunSize:
     """of all iterations"""
     minibatches_per_epoch: int
     passes_per_rank_and_step: int
-    """forward and backward passes of the rank with the most rows: what others call gradient accumulation"""
+    """forward and backward passes of the rank with the most rows, of full windows with update.micro_batch_tokens: what
+    others call gradient accumulation"""
     steps_per_iteration: int
     steps: int
     """of the policy's optimizer; its schedule ends with the last one"""
@@ -65,12 +66,13 @@ def run_size(config: RLConfig, num_problems: int, num_ranks: int = 1) -> RunSize
     """Compute it from the config alone; `num_ranks` counts where no launcher of the config says it. Raises BadInput
     where there are fewer problems than an iteration takes."""
     rollout, update, total = config.rollout, config.update, config.num_iterations
+    if config.stop_after > 0:
+        total = min(total, config.stop_after)
     if num_problems < rollout.num_problems:
         raise BadInput(f"rollout.num_problems={rollout.num_problems} of {num_problems} problems: lower it")
     ranks = int(config.launcher["num_ranks"]) if config.launcher else num_ranks
     per_iteration, per_step = most_rollouts(config), steps_per_iteration(config)
-    critic_alone = config.critic.num_warmup_iterations if config.critic is not None else 0
-    own_rows = math.ceil(min(update.minibatch_size, per_iteration) / ranks)
+    critic_alone = min(critic_iterations(config), total)
     per_epoch = num_problems / rollout.num_problems
     client = config.client or {}
     return RunSize(
@@ -78,7 +80,7 @@ def run_size(config: RLConfig, num_problems: int, num_ranks: int = 1) -> RunSize
         rollouts_per_iteration=per_iteration,
         rollouts=total * per_iteration,
         minibatches_per_epoch=math.ceil(per_iteration / update.minibatch_size),
-        passes_per_rank_and_step=math.ceil(own_rows / update.micro_batch_size),
+        passes_per_rank_and_step=passes_per_step(config, ranks),
         steps_per_iteration=per_step,
         steps=(total - critic_alone) * per_step,
         warmup_steps=update.warmup_steps,

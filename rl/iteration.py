@@ -25,7 +25,7 @@ from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.rl.update import Update
+from espalier.rl.update import Update, critic_iterations
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.errors import Stopped
@@ -189,7 +189,8 @@ class Iteration:
         with self.metrics.clock.phase("update"):
             updated = self.update(experience, iteration)
             self.watch.check_update(updated.get("kl_old", 0.0), updated["kl_luckiest"])
-            self.policy.adapt_penalty(experience)
+            if iteration >= critic_iterations(self.config):
+                self.policy.adapt_penalty(experience)
             if self.reward_scaling is not None:
                 self.reward_scaling.keep()
             self.watch.keep()

@@ -107,13 +107,25 @@ def window_of(config: RLConfig) -> int:
     return 512
 
 
-def _work(config: RLConfig, num_ranks: int) -> Work:
+def passes_per_step(config: RLConfig, num_ranks: int) -> int:
+    """Count the forward and backward passes of the rank with the most rows."""
+    own = _own_rows(config, num_ranks)
+    if not config.update.micro_batch_tokens:
+        return math.ceil(own / config.update.micro_batch_size)
     window = window_of(config)
-    own = math.ceil(min(config.update.minibatch_size, most_rollouts(config)) / num_ranks)
+    return math.ceil(own * window / max(window, config.update.micro_batch_tokens))  # a row is never parted
+
+
+def _own_rows(config: RLConfig, num_ranks: int) -> int:
+    return math.ceil(min(config.update.minibatch_size, most_rollouts(config)) / num_ranks)
+
+
+def _work(config: RLConfig, num_ranks: int) -> Work:
+    window, own = window_of(config), _own_rows(config, num_ranks)
     rows = min(config.update.micro_batch_size, own)
     response = min(window, int(config.params["max_tokens"]))
-    tokens, reads, passes = rows * window, rows * response, math.ceil(own / rows)
+    tokens, reads = rows * window, rows * response
     if config.update.micro_batch_tokens:
-        tokens = min(own * window, max(window, config.update.micro_batch_tokens))  # a row is never parted
-        reads, passes = tokens * response // window, math.ceil(own * window / tokens)
-    return Work(tokens, reads, pairs=tokens * window, passes=passes)
+        tokens = min(own * window, max(window, config.update.micro_batch_tokens))
+        reads = tokens * response // window
+    return Work(tokens, reads, pairs=tokens * window, passes=passes_per_step(config, num_ranks))

@@ -37,7 +37,7 @@ from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.rl.update import steps_per_iteration
+from espalier.rl.update import critic_iterations, steps_per_iteration
 from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.rank_calls import RankCalls
@@ -145,7 +145,7 @@ class Policy:
         Raises NotFinite, and ProbeFailed where the log-probs turn out not to be the engine's.
         """
         config, planned = self.config, steps_per_iteration(self.config)
-        first = config.critic.num_warmup_iterations * planned if config.critic is not None else 0
+        first = critic_iterations(config) * planned
         if number < first:
             return {}
         total = config.num_iterations * planned - first

@@ -322,20 +322,27 @@ def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilte
     than the estimator compares."""
     if not config.filter:
         return None
+    check_kept(config, estimator)
     rollout_filter: RolloutFilter = build(config.filter)
-    if rollout_filter.num_kept < estimator.smallest_group:
-        raise BadConfig(f"filter.num_kept must be at least {estimator.smallest_group}, got {rollout_filter.num_kept}: "
-                        "a rollout needs others to compare")  # fmt: skip
     return rollout_filter
+
+
+def check_kept(config: RLConfig, estimator: AdvantageEstimator) -> None:
+    """Raise BadConfig where a filter keeps fewer rollouts of a group than the estimator compares."""
+    kept = int(config.filter["num_kept"]) if config.filter else estimator.smallest_group
+    if kept < estimator.smallest_group:
+        raise BadConfig(f"filter.num_kept must be at least {estimator.smallest_group}, got {kept}: a rollout needs "
+                        f"others to compare ({type(estimator).__name__})")  # fmt: skip
 
 
 def make_further_estimators(config: RLConfig, params: SamplingParams) -> dict[str, AdvantageEstimator]:
     """Return the estimators of `samples.estimators` by name; what is built after them is what it is without them.
-    Raises BadSampling where a group is too small for one."""
+    Raises BadSampling where a group is too small for one, BadConfig where what a filter keeps of it is."""
     with kept_random_state():
         found = {name: build(node) for name, node in config.samples.estimators.items()}
     for estimator in found.values():
         check_params(params, config.rollout.group_size, estimator.smallest_group)
+        check_kept(config, estimator)
     return found
 
 

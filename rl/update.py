@@ -23,6 +23,11 @@ def most_rollouts(config: RLConfig) -> int:
     return rollout.num_problems * per_group
 
 
+def critic_iterations(config: RLConfig) -> int:
+    """Count the first iterations, in which the policy stands still and a critic alone is trained."""
+    return config.critic.num_warmup_iterations if config.critic is not None else 0
+
+
 def steps_per_iteration(config: RLConfig) -> int:
     """Return optimizer steps of an iteration with all its rollouts."""
     return config.update.num_epochs * math.ceil(most_rollouts(config) / config.update.minibatch_size)

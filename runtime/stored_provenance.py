@@ -8,12 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SampledBy:
-    """The policy that sampled a file of solutions, a fingerprint of its weights ("" where none is stored), and the
-    temperature (None where it is not stored)."""
+    """The policy that sampled a file of solutions, a fingerprint of its weights ("" where none is stored), and its
+    sampling: `temperature` and `top_p` (None where they are not stored)."""
 
     policy: str
     weights: str
     temperature: float | None
+    top_p: float | None = None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -33,8 +34,9 @@ def sampled_by(path: Path) -> SampledBy | None:
     policy = config.get("policy")
     if not policy or "inputs" not in meta:
         return None
-    temperature = (config.get("params") or {}).get("temperature")
-    return SampledBy(policy, str(meta["inputs"].get(policy, "")), None if temperature is None else float(temperature))
+    params = config.get("params") or {}
+    numbers = [None if (value := params.get(name)) is None else float(value) for name in ("temperature", "top_p")]
+    return SampledBy(policy, str(meta["inputs"].get(policy, "")), *numbers)
 
 
 def counted_from(path: Path) -> str:

@@ -23,6 +23,7 @@ from espalier.sampling.engine_work import EngineWork
 
 log = logging.getLogger("sample")
 
+_MOST_ENGINES = 4096  # of a run; its engines' seeds are not those of a run with the next seed
 _ROOM_SECONDS = 1.0
 
 
@@ -103,7 +104,7 @@ class KeptEngines(HasEngines):
             "dtype": self.dtype,
             "seed": self.seed,
             "scores_tokens": self.scores_tokens,
-            "options": {"seed": self.seed + number, **self.options, **sleeps},
+            "options": {"seed": (_MOST_ENGINES * self.seed + number) % 2**32, **self.options, **sleeps},
         }
 
     async def open(self) -> None:

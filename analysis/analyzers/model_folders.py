@@ -54,8 +54,8 @@ def check_tokens(folder: str, rows: Sequence[Trajectory | StepValues]) -> None:
 
 def check_sampler(path: str | Path, folder: str, temperature: float) -> None:
     """Raise BadInput where the provenance of a file of solutions says that another policy than that of the folder
-    sampled it, or at another temperature than `temperature`: log-probs would be of other responses than that policy's.
-    What does not stand there cannot be asked, and passes."""
+    sampled it, at another temperature than `temperature`, or with unlikely tokens left out (top-p): log-probs would be
+    of other responses than that policy's. What does not stand there cannot be asked, and passes."""
     origin = sampled_by(Path(path))
     if origin is None:
         return
@@ -68,3 +68,6 @@ def check_sampler(path: str | Path, folder: str, temperature: float) -> None:
             "name samples that were drawn above 0, greedy ones are no draws")  # fmt: skip
         raise BadInput(f"{path} was sampled at temperature {origin.temperature:g}, and stage.temperature is "
                        f"{temperature:g}: {remedy}")  # fmt: skip
+    if origin.top_p not in (None, 1.0):
+        raise BadInput(f"{path} was sampled with top_p {origin.top_p:g}, without the policy's less likely tokens: "
+                       "sample with params.top_p=1")  # fmt: skip

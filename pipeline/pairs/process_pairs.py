@@ -33,6 +33,11 @@ def is_clear(gap: float, margin: float) -> bool:
     return gap > margin + 1e-9
 
 
+def is_above(one: float, other: float) -> bool:
+    """Say whether a score is above another one by more than rounding: products of many steps are as small as 1e-10."""
+    return one - other > 1e-9 * max(abs(one), abs(other))
+
+
 def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
     """Return two whole solutions of one problem."""
     (good, good_score), (bad, bad_score) = chosen, rejected
@@ -175,7 +180,7 @@ def _worse_of(correct: list[Scored], num_chosen: int, rule: ProcessRule, rng: ra
         accepted = rejection_sample(correct, rule.beta, rule.accepted_share, rng)
         left = [row for row, is_taken in zip(correct, accepted, strict=True) if not is_taken]
         return [
-            [other for other in left if is_clear(row[1] - other[1], 0.0)] if is_taken else []
+            [other for other in left if is_above(row[1], other[1])] if is_taken else []
             for row, is_taken in zip(correct, accepted, strict=True)
         ]
     firsts = len(correct) if rule.over_correct == "all" else num_chosen

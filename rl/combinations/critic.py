@@ -9,6 +9,7 @@ from typing import Any
 from espalier.models.load import is_reward_model
 from espalier.rl.combinations.components import adds_implicit_rewards, class_name, demand, estimators_of, reward_range
 from espalier.rl.losses import VALUE_RANGES, check_value_loss
+from espalier.rl.update import most_rollouts
 from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def check_implicit_reward(config: RLConfig) -> None:
     for key in ("beta", "learning_rate"):
         number = getattr(settings, key)
         demand(number > 0, f"implicit_reward.{key} must be above 0, got {number:g}")
-    size, group = config.update.minibatch_size, config.rollout.group_size
+    size, group = config.update.minibatch_size, most_rollouts(config) // config.rollout.num_problems
     demand(settings.update != "after" or size % group == 0 or size >= group * config.rollout.num_problems,
            f"implicit_reward.update=after scores a minibatch before its step, and update.minibatch_size ({size}) parts "
            f"groups of {group} rollouts, which are compared: set a multiple, or update=before")  # fmt: skip

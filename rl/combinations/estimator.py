@@ -21,6 +21,9 @@ def check_estimator(config: RLConfig) -> None:
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
     demand(kind.reads_token_rewards or not config.update.whitens_rewards,
            f"{name} does not see rewards of tokens: set update.whitens_rewards=false")  # fmt: skip
+    demand(getattr(kind, "smallest_group", 1) < 2 or not config.update.whitens_rewards,
+           f"{name} compares sums over responses, and update.whitens_rewards=true adds a number to every token's "
+           "reward, so that length would count: set it to false")  # fmt: skip
     scaling = _scaling_of(config)
     demand(kind.reads_token_rewards or not scaling,
            f"{name} does not see rewards of tokens: set update.reward_scaling=none")  # fmt: skip
@@ -34,6 +37,9 @@ def check_estimator(config: RLConfig) -> None:
     demand(settings.get("negative_weight", 1.0) == 1.0 or config.update.whitening != "standard",
            "update.whitening=standard shifts advantages after advantage.negative_weight has weighed them: set "
            "update.whitening=scale or none")  # fmt: skip
+    demand(settings.get("completes_agreeing_groups") is not False or config.update.whitening != "standard",
+           "update.whitening=standard shifts the advantages of 0 that advantage.completes_agreeing_groups=false gives "
+           "groups whose rewards agree: set update.whitening=scale or none")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     demand(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "
@@ -74,6 +80,9 @@ def check_samples(config: RLConfig) -> None:
     demand(not samples.estimators or not _scaling_of(config),
            "samples.estimators are compared on one scale, and update.reward_scaling changes that of some: choose "
            "estimators=none, or set update.reward_scaling=none")  # fmt: skip
+    demand(not samples.estimators or not config.update.whitens_rewards,
+           "samples.estimators are compared on one scale, and update.whitens_rewards changes that of some: choose "
+           "estimators=none, or set update.whitens_rewards=false")  # fmt: skip
     demand(not samples.estimators or (samples.every > 0 and samples.num_problems > 0),
            "samples.estimators are asked about rollouts that are written down, and samples.every="
            f"{samples.every} with samples.num_problems={samples.num_problems} writes none")  # fmt: skip

@@ -7,7 +7,7 @@ from espalier.models.precision import PRECISIONS
 from espalier.rl.combinations.components import demand
 from espalier.rl.evaluation import METRICS
 from espalier.rl.reward_scaling import SCALINGS
-from espalier.rl.update import steps_per_iteration
+from espalier.rl.update import critic_iterations, steps_per_iteration
 from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def check_numbers(config: RLConfig) -> None:
 
 def check_schedules(config: RLConfig) -> None:
     """A policy that is never trained; a warning where a warm-up outlasts the run."""
-    warmup = config.critic.num_warmup_iterations if config.critic is not None else 0
+    warmup = critic_iterations(config)
     demand(0 <= warmup < config.num_iterations, f"critic.num_warmup_iterations={warmup} of num_iterations="
            f"{config.num_iterations} leaves the policy untrained: set it below num_iterations")  # fmt: skip
     steps = (config.num_iterations - warmup) * steps_per_iteration(config)

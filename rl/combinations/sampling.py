@@ -66,6 +66,9 @@ def check_tree(config: RLConfig) -> None:
     demand(all(number >= 2 for number in branches), f"rollout.branches must be numbers of at least 2, got {branches}: "
            "one child is the rollout itself")  # fmt: skip
     demand(steps >= 1, f"rollout.segment_steps must be at least 1, got {steps}")
+    target = config.kl.target
+    demand(not branches or target <= 0, f"kl.target={target:g} is of whole responses, and a leaf of a tree counts its "
+           "own tokens: set kl.target=0 (a fixed kl.coefficient), or rollout.branches=[]")  # fmt: skip
     for key, kind, _ in estimators_of(config):
         reads = getattr(kind, "reads_branches", False)
         demand(reads or not branches, f"{key}: {kind.__name__} takes rollouts for independent, and rollout.branches="

@@ -58,8 +58,8 @@ class CompletionPlan:
         """
         chosen: dict[StateKey, State] = {}
         for group, cut in zip(groups, trajectories, strict=True):
-            if not self.completes_agreeing_groups and len(set(group.rewards)) == 1:
-                continue
+            if not self.completes_agreeing_groups and len(set(group.rewards)) <= 1:
+                continue  # or not known: the group is not scored yet
             for state in (state for trajectory in cut for state in states_of(trajectory, first_step)):
                 if self.max_step is None or state.step <= self.max_step:
                     chosen.setdefault(state_key(state.problem_id, state.prefix_ids), state)

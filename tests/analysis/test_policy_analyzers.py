@@ -48,9 +48,9 @@ def in_words(folder: Path, rows: Sequence[Row]) -> list[Row]:
     return [replace(row, steps=[decode(row.response_ids)] + [""] * (len(row.steps) - 1)) for row in rows]
 
 
-def sampled(path: Path, policy: Path, temperature: float) -> None:
+def sampled(path: Path, policy: Path, temperature: float, top_p: float = 1.0) -> None:
     """The provenance of a file that this policy sampled."""
-    config = {"policy": str(policy), "params": {"temperature": temperature}}
+    config = {"policy": str(policy), "params": {"temperature": temperature, "top_p": top_p}}
     write_json(path.with_suffix(".meta.json"),
                {"config": config, "inputs": {str(policy): model_fingerprint(str(policy))}})  # fmt: skip
 
@@ -175,6 +175,9 @@ def test_gradients_of_rollouts_of_another_policy_temperature_or_tokenizer_are_re
     sampled(trajectories, tiny_policy, 0.7)
     run(0.7)
     with pytest.raises(BadInput, match=r"sampled at temperature 0\.7, and .* is 1: set stage\.temperature=0\.7"):
+        run()
+    sampled(trajectories, tiny_policy, 1.0, top_p=0.5)
+    with pytest.raises(BadInput, match=r"was sampled with top_p 0\.5, without the policy's less likely tokens"):
         run()
     sampled(trajectories, moved_policy, 1.0)
     with pytest.raises(BadInput, match=r"trajectories\.jsonl was sampled by .*moved, and .* has other weights"):

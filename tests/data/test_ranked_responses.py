@@ -100,6 +100,15 @@ def test_a_row_is_seen_by_both_sides_or_by_a_long_one() -> None:
     assert seen_rows([short, long], {response_hash(LONG.upper())}) == ["b"]
 
 
+def test_a_response_without_spaces_between_words_is_long_by_its_characters() -> None:
+    thought = "首先我们计算七乘以八等于五十六，" * 5
+    rows = [
+        RankedResponses("a", "", "Q", [thought], ["不对"]),
+        RankedResponses("b", "", "Q", ["好的，没有问题。"], ["不"]),
+    ]
+    assert seen_rows(rows, {response_hash(thought), response_hash("好的，没有问题。")}) == ["a"]
+
+
 def test_what_a_model_started_from_was_trained_on_counts_too(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):

@@ -22,6 +22,7 @@ from espalier.rewards.votes import (
     weighted_vote,
     winning_answer,
 )
+from espalier.rewards.votes_by_n import votes_by_n
 
 
 def samples(*answers: str | None, gold: str = "7") -> list[Trajectory]:
@@ -149,6 +150,16 @@ def test_comparisons_are_bounded_and_what_is_left_apart_is_counted(monkeypatch: 
 def test_answers_of_one_value_outvote_two_of_another() -> None:
     rows = samples("8", "8", "7", "7.0", "007")
     assert (majority_answer(rows), majority_vote(rows)) == ("7", 1.0)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-10, 1e-250])
+def test_how_small_scores_are_says_nothing_of_a_tie(size: float) -> None:
+    """A product over 25 steps near 0.4 is about 1e-10."""
+    rows = samples("8", "7", "7", "9")
+    assert winning_answer(rows, [size, 0.9 * size, 0.9 * size, size]) == "7"
+    assert winning_answer(rows, [size, 0.5 * size, 0.5 * size, size]) == "8"
+    (shares,) = votes_by_n(rows, [[size, 0.9 * size, 0.9 * size, size]], [4])
+    assert shares == [1.0]
 
 
 def test_a_tie_of_merged_answers_goes_to_the_one_sampled_first() -> None:

@@ -451,6 +451,14 @@ def test_sampled_pairs_never_stand_against_the_scores() -> None:
         assert len({pair.chosen for pair in pairs} & {pair.rejected for pair in pairs}) == 0
 
 
+def test_products_of_many_steps_are_apart_too() -> None:
+    """25 steps of about 0.4 are 1e-10 together."""
+    tiny = [(row, 1e-10 * score) for row, score in FOUR]
+    assert [ids_of(paired(tiny, seed, over_correct="sampled", over_wrong=False, beta=1e-9, accepted_share=0.5)) for seed
+            in range(8)] == [ids_of(paired(FOUR, seed, over_correct="sampled", over_wrong=False, beta=10.0,
+                                           accepted_share=0.5)) for seed in range(8)]  # fmt: skip
+
+
 # --- against the definition, on random groups ---------------------------------------------------------------
 
 

@@ -442,6 +442,14 @@ def test_groups_that_agree_are_left_out_where_that_is_asked_for() -> None:
     assert {prefix for prefix, _ in context.asked} == {"a", "ab", "aa"}
 
 
+@pytest.mark.parametrize("completes", [True, False])
+def test_of_a_group_without_scores_nothing_is_begun_where_scores_say_whether_it_is_asked(completes: bool) -> None:
+    context = Enumerated("ab", 3, TREE.is_right)
+    group = replace(make_group([("abb", True), ("bba", True)]), scores=[])
+    estimator = VinePPO(completions_per_state=4, completes_agreeing_groups=completes)
+    assert bool(estimator.first_completions(group, context.decode, context.params)) == completes
+
+
 def test_adaptive_completions_go_to_states_whose_interval_is_wide() -> None:
     context = Enumerated("ab", 3, lambda word: word[1:] == "bb")
     group = make_group([("abb", True), ("aaa", False)])

@@ -271,6 +271,17 @@ PLUS_PLUS = {"_target_": "espalier.rl.advantages.reinforce_plus_plus.ReinforcePl
             {"advantage": PPO, "implicit_reward": ImplicitRewardConfig(), "estimators": {"prime": NODE}},
             "samples.estimators are compared on one scale, and implicit rewards are added",
         ),
+        (
+            {
+                "advantage": NODE,
+                "implicit_reward": ImplicitRewardConfig(update="after"),
+                "rollout_num_problems": 4,
+                "group_size": 8,
+                "minibatch_size": 16,
+                "filter": {"num_kept": 6},
+            },
+            r"minibatch_size \(16\) parts groups of 6 rollouts",
+        ),
         ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(update="later")}, "must be one of before, after"),
         ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(reference="x")}, "must be one of start, policy"),
         ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(beta=0.0)}, "beta must be above 0"),
@@ -286,6 +297,9 @@ def test_estimators_that_discount_rewards_of_tokens_take_implicit_ones_and_criti
         check_implicit_reward(
             root_config(RLConfig, advantage=advantage, implicit_reward=ImplicitRewardConfig(weight=5.0))
         )
+    kept = {"rollout_num_problems": 4, "group_size": 8, "minibatch_size": 12, "filter": {"num_kept": 6}}
+    after = ImplicitRewardConfig(update="after")
+    check_implicit_reward(root_config(RLConfig, advantage=NODE, implicit_reward=after, **kept))
     further = {"rloo": RLOO, "plain": PPO}
     check_implicit_reward(
         root_config(RLConfig, advantage=NODE, implicit_reward=ImplicitRewardConfig(), estimators=further)

@@ -148,6 +148,7 @@ def node(target: str, **settings: Any) -> dict[str, Any]:
 PPO = node("espalier.rl.advantages.gae.GAE", gamma=1.0, lam=0.95)
 VINE = node("espalier.rl.advantages.vineppo.VinePPO", completions_per_state=2)
 RLOO = node("espalier.rl.advantages.rloo.RLOO")
+TREE = node("espalier.rl.advantages.tree.TreeAdvantage")
 SPO = node("espalier.rl.advantages.spo.SPO", completions_per_state=2, masks_other_tokens=True)
 PRM_VALUES = node("espalier.rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
 OUTCOME = node("espalier.rewards.outcome.OutcomeReward")
@@ -172,6 +173,19 @@ def settings(**changes: Any) -> RLConfig:
         ({"advantage": SPO, "reward": BOTH}, "SPO values whole responses, and reward ComposedReward"),
         ({"advantage": SPO, "whitening": "standard"}, r"update.whitening=standard .*advantage\.masks_other_tokens"),
         ({"advantage": {**VINE, "completes_agreeing_groups": False}, "group_size": 1}, "completes_agreeing_groups"),
+        (
+            {"advantage": {**VINE, "completes_agreeing_groups": False}, "whitening": "standard"},
+            r"whitening=standard shifts .* advantage\.completes_agreeing_groups=false",
+        ),
+        ({"whitens_rewards": True}, r"RLOO compares sums over responses, .* length would count"),
+        (
+            {"estimators": {"rloo": RLOO}, "advantage": PPO, "critic": CriticConfig(), "whitens_rewards": True},
+            r"one scale, and update\.whitens_rewards changes",
+        ),
+        (
+            {"advantage": TREE, "branches": [2, 2], "kl": KLConfig(coefficient=0.1, kind="k3", target=6.0)},
+            r"kl\.target=6 is of whole responses",
+        ),
         ({"advantage": PRM_VALUES, "reward": SIGNED}, "advantage.form=value .* OutcomeReward gives -1 to 1"),
         ({"dynamic_sampling_rounds": 1, "group_size": 1}, "rollout.dynamic_sampling_rounds=1 .* rollout.group_size=1"),
         ({"patience": 2}, "evaluation.patience=2 .* evaluation.every=0"),
@@ -501,6 +515,7 @@ def test_a_value_network_alone_learns_the_returns_of_a_policy_that_stays(
     trainer = make_trainer(
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
         num_iterations=3, stop_after=2, num_epochs=1, evaluation_every=0,
+        kl=KLConfig(coefficient=0.2, kind="k1", place="reward", target=6.0, horizon=100),
     )  # fmt: skip
     before = weights(critic_of(trainer).engine.model)
     trainer.run()
@@ -510,6 +525,7 @@ def test_a_value_network_alone_learns_the_returns_of_a_policy_that_stays(
     assert not torch.equal(found, before)
     assert torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
     assert len(read_metrics(tmp_path / "run")) == 2
+    assert trainer.policy.loss.kl.coefficient == 0.2  # a policy that takes no step says nothing of its penalty
 
 
 def test_a_minibatch_whose_ratio_ran_away_is_skipped_and_counted(

@@ -97,6 +97,10 @@ def test_numbers_of_a_run_without_engines_of_its_own() -> None:
     assert (size.steps, size.critic_steps) == (18, 30)
     assert (size.ranks, size.engines, size.passes_per_rank_and_step) == (2, 0, 2)  # 5 rollouts of 10, 3 at a time
     assert (size.evaluations, size.checkpoints, size.epochs) == (0, 2, 1.0)
+    some = run_size(root_config(config, stop_after=3), 30, num_ranks=2)
+    assert (some.iterations, some.rollouts, some.steps, some.critic_steps, some.checkpoints) == (3, 72, 6, 18, 1)
+    by_tokens = root_config(config, micro_batch_tokens=1100)  # two windows of 512 at a time
+    assert run_size(by_tokens, 30, num_ranks=2).passes_per_rank_and_step == 3
     with pytest.raises(BadInput, match=r"rollout\.num_problems=6 of 5 problems: lower it"):
         run_size(config, 5)
 

@@ -21,7 +21,8 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_evaluations, spent
+from espalier.rl.evaluation import Evaluation, evaluations_since_best, is_budget_spent, read_evaluations, spent
+from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
@@ -192,6 +193,19 @@ def test_evaluations_since_the_first_best_one_are_counted() -> None:
     assert evaluations_since_best([0.3, 0.3, 0.3]) == 2
 
 
+def test_evaluations_before_the_policys_first_step_count_once() -> None:
+    """A critic is trained alone for 6 iterations: the policy that is evaluated meanwhile is the same."""
+    critic = CriticConfig(num_warmup_iterations=6)
+    config = root_config(RLConfig, output_dir="", num_iterations=20, evaluation_every=2, patience=2, critic=critic)
+    found: Any = None
+    evaluation = Evaluation(config, [], found, found, Clock())
+    for version, accuracy in {0: 0.5, 2: 0.5, 3: 0.5, 4: 0.5, 6: 0.5, 8: 0.4}.items():
+        evaluation.found[version] = accuracy
+        assert not evaluation.is_patience_over(version)
+    evaluation.found[10] = 0.5
+    assert evaluation.is_patience_over(10)
+
+
 @pytest.mark.slow
 def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
@@ -203,7 +217,7 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     make().run()  # at rate 0 no evaluation is better than the one before the first iteration
     evaluated = [row["step"] for row in read_metrics(tmp_path / "run") if "eval/accuracy" in row]
     assert evaluated == [0, 1, 2]
-    assert len(set(read_evaluations(tmp_path / "run" / "metrics.jsonl", "accuracy"))) == 1
+    assert len(set(read_evaluations(tmp_path / "run" / "metrics.jsonl", "accuracy").values())) == 1
     make().run()  # from the checkpoint after iteration 2: the patience is over already
     assert [row["step"] for row in read_metrics(tmp_path / "run") if "rollout/reward" in row] == [1, 2]
 
@@ -322,7 +336,7 @@ def test_an_evaluation_by_reward_scores_its_answers_and_keeps_the_best(
     trainer.run()
     rows = [row for row in read_metrics(tmp_path / "run") if "eval/reward" in row]
     assert [row["eval/reward"] for row in rows] == [row["eval/response_length"] for row in rows]
-    assert trainer.evaluation.found == [row["eval/reward"] for row in rows]
+    assert trainer.evaluation.found == {row["step"]: row["eval/reward"] for row in rows}
     assert len(rows) == 2
     assert read_evaluations(tmp_path / "run" / "metrics.jsonl", "reward") == trainer.evaluation.found
 

@@ -12,8 +12,11 @@ from omegaconf import OmegaConf
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.combinations import check_combinations
 from espalier.rl.rollout_filters import ProcessConsistencyFilter, balanced_counts
+from espalier.rl.trainer_from_config import check_kept
 from espalier.rl.types import RolloutGroup
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.entrypoint import BadConfig
@@ -170,6 +173,13 @@ def test_pure_is_accepted_with_process_rewards_of_the_min_form_and_other_estimat
         composed = compose_config(CONF, "rl", "model.path=M", "output_dir=D", *overrides)
         config: Any = OmegaConf.to_object(composed)
         check_combinations(config)
+
+
+def test_further_estimators_are_compared_with_what_the_filter_keeps() -> None:
+    config = root_config(RLConfig, group_size=4, filter={"num_kept": 1})
+    check_kept(config, GAE(1.0, 1.0))
+    with pytest.raises(BadConfig, match=r"filter\.num_kept must be at least 2, got 1: .* \(RLOO\)"):
+        check_kept(config, RLOO())
 
 
 def test_a_filters_settings_are_refused_when_it_is_built(prm: Path) -> None:

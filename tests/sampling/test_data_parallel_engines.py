@@ -482,7 +482,9 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     client = DataParallelEngines("m", "l", num_engines=3, gpus=[1, "2", 5], seed=5, options={"enforce_eager": True})
-    assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
+    other = DataParallelEngines("m", "l", num_engines=3, gpus=[1, "2", 5], seed=6, options={"enforce_eager": True})
+    seeds = {engines.settings(number)["options"]["seed"] for engines in (client, other) for number in range(3)}
+    assert len(seeds) == 6  # engine 1 of a run is not engine 0 of a run with the next seed
     assert {client.settings(number)["seed"] for number in range(3)} == {5}  # of seeded requests
     found = [client.environment(number) for number in range(3)]
     assert [row["CUDA_VISIBLE_DEVICES"] for row in found] == ["1", "2", "5"]
