@@ -40,7 +40,7 @@ from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs, target_scores
 from espalier.models.packed_attention import attention_name
 from espalier.models.packing_check import packing_of
-from tests.support.objective_cases import OBJECTIVES, case
+from tests.support.objective_cases import BATCH_CASES, case
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)
 ALTERNATE: dict[str, Any] = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
@@ -160,7 +160,7 @@ def lengthened(example: Any, prefix: list[int]) -> Any:
             return replace(example, ids=prefix + example.ids, prompt_length=more + example.prompt_length)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", BATCH_CASES)
 def test_no_loss_metric_or_gradient_depends_on_the_layout(name: str, tiny_policy: Path) -> None:
     found = []
     prefix = [int(value) for value in torch.randint(5, 60, (24,), generator=torch.Generator().manual_seed(0))]

@@ -240,7 +240,15 @@ def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_
 
 
 # Stages that draw, pair or compare so much that tracing their memory takes long.
-COSTLY = ("evaluate_prm_benchmarks", "prm_calibration", "label_by_contrast", "check_pairs", "estimate_values")
+COSTLY = (
+    "evaluate",
+    "partial_preferences",
+    "evaluate_prm_benchmarks",
+    "prm_calibration",
+    "label_by_contrast",
+    "check_pairs",
+    "estimate_values",
+)
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +266,10 @@ def test_memory_does_not_grow_with_the_rows(
     monkeypatch.setattr(intervals, "CELLS", 1_000)
     monkeypatch.setattr(step_score_metrics, "CELLS", 4_000)
     peaks = []
+    stage, path = stages(two_sizes[0])[name]
+    run(stage, path, tmp_path / "warm")  # what is loaded and cached once
     for folder in two_sizes:
         stage, path = stages(folder)[name]
-        run(stage, path, tmp_path / f"warm-{folder.name}")  # what is loaded and cached once
         tracemalloc.start()
         run(stage, path, tmp_path / folder.name)
         peaks.append(tracemalloc.get_traced_memory()[1])

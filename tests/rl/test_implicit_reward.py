@@ -163,7 +163,7 @@ def test_a_critic_learns_outcome_penalty_and_weighted_implicit_rewards(
     estimator = Seeing(gamma=0.9, lam=0.8)
     trainer = make_trainer(
         tiny_policy, task, tokenizer, tmp_path / "run", "", estimator=estimator, num_iterations=2, num_lines=2,
-        evaluation_every=0, save_every=0, critic=CriticConfig(), whitens_rewards=whitens,
+        rollout_num_problems=3, evaluation_every=0, save_every=0, critic=CriticConfig(), whitens_rewards=whitens,
         kl=KLConfig(coefficient=0.05, kind="k1", place="reward"),
         implicit_reward=ImplicitRewardConfig(learning_rate=1e-3, weight=3.0, beta=0.5),
     )  # fmt: skip

@@ -81,7 +81,8 @@ def test_with_deepspeed_a_slow_rank_is_waited_for_too(engine: str, tiny_policy: 
 def test_one_process_has_no_lane_and_no_number_of_ranks(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", num_iterations=1)
+    settings = {"num_iterations": 1, "num_epochs": 1, "rollout_num_problems": 2, "evaluation_num_problems": 2}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **settings)
     trainer.run()
     events = read_timeline(tmp_path / "run" / "timeline.jsonl")
     assert {event.lane for event in events} <= set(LANES)

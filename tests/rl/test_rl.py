@@ -37,6 +37,7 @@ from espalier.rl.probes.watch import Watch
 from espalier.rl.problem_order import draw_problems
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import BadSampling, check_params
+from espalier.rl.trainer import Trainer
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import KLConfig, RLConfig
@@ -645,18 +646,21 @@ def test_a_tied_head_is_delivered_under_its_own_name() -> None:
 def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    whole = make_trainer(tiny_policy, task, tokenizer, tmp_path / "whole", dies_at="")
+    def make(folder: str, dies_at: str = "") -> Trainer:
+        return make_trainer(tiny_policy, task, tokenizer, tmp_path / folder, dies_at, num_iterations=4)
+
+    whole = make("whole")
     whole.run()
     with pytest.raises(ServerGone):
-        make_trainer(tiny_policy, task, tokenizer, tmp_path / "cut", dies_at="rl-3").run()
+        make("cut", dies_at="rl-3").run()
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-00000002"]
-    resumed = make_trainer(tiny_policy, task, tokenizer, tmp_path / "cut", dies_at="")
+    resumed = make("cut")
     resumed.run()
     resumed.save_model()
     for name, value in whole.policy.engine.model.state_dict().items():
         assert torch.equal(value, resumed.policy.engine.model.state_dict()[name]), name
     assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
-    assert [row["step"] for row in read_metrics(tmp_path / "whole")] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert [row["step"] for row in read_metrics(tmp_path / "whole")] == [0, 1, 2, 2, 3, 4, 4]
     first: Any = load_policy(str(tiny_policy))
     assert not torch.equal(first.lm_head.weight, whole.policy.engine.model.lm_head.weight)
     saved: Any = load_policy(str(tmp_path / "cut" / "model"))

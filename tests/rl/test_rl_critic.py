@@ -454,13 +454,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["ppo", "vineppo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vineppo", marks=pytest.mark.slow)])
 def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
     name: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     def make(folder: str, dies_at: str = "") -> Any:
         small = {"num_iterations": 3, "num_epochs": 1, "evaluation_every": 0, "save_every": 2}
-        small |= {"rollout_num_problems": 2 if name == "vineppo" else 6, **CASES[name]}
+        small |= {"rollout_num_problems": 2 if name == "vineppo" else 3, **CASES[name]}
         return make_trainer(tiny_policy, task, tokenizer, tmp_path / folder, dies_at, **small)
 
     whole = make("whole")
@@ -514,7 +514,7 @@ def test_a_value_network_alone_learns_the_returns_of_a_policy_that_stays(
     critic = CriticConfig(learning_rate=1e-3, num_warmup_iterations=2)
     trainer = make_trainer(
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
-        num_iterations=3, stop_after=2, num_epochs=1, evaluation_every=0,
+        num_iterations=3, stop_after=2, num_epochs=1, rollout_num_problems=2, evaluation_every=0,
         kl=KLConfig(coefficient=0.2, kind="k1", place="reward", target=6.0, horizon=100),
     )  # fmt: skip
     before = weights(critic_of(trainer).engine.model)

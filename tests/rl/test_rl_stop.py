@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,27 @@ class Signalled(FakeClient):
         return await super().sample(request, params)
 
 
+def made(policy: Path, task: WordArithmetic, tokenizer: Any, run: Path, at: str = "", number: int = 0) -> Trainer:
+    estimator = SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False)
+    trainer = make_trainer(policy, task, tokenizer, run, "", estimator, num_lines=2, **FEW)
+    client = Signalled(tokenizer, num_lines=2)
+    client.at, client.number = at, number
+    trainer.rollout_source.sampler.client = client
+    return trainer
+
+
 @pytest.fixture
 def make(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path) -> Any:
-    def made(name: str, at: str = "", number: int = 0) -> Trainer:
-        estimator = SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False)
-        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / name, "", estimator, num_lines=2, **FEW)
-        client = Signalled(tokenizer, num_lines=2)
-        client.at, client.number = at, number
-        trainer.rollout_source.sampler.client = client
-        return trainer
+    """A trainer of the run `cut`."""
+    return partial(made, tiny_policy, task, tokenizer, tmp_path / "cut")
 
-    return made
+
+@pytest.fixture(scope="module")
+def whole(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """The run that nobody signals, after its end."""
+    trainer = made(tiny_policy, task, tokenizer, tmp_path_factory.mktemp("whole") / "run")
+    trainer.run()
+    return trainer
 
 
 def assert_ends_as(run: Trainer, whole: Trainer) -> None:
@@ -64,11 +75,9 @@ def assert_ends_as(run: Trainer, whole: Trainer) -> None:
     pytest.param("dev-4/", signal.SIGTERM, 4, True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_signal_saves_what_is_learnt_at_once_and_the_run_goes_on_to_the_same_bits(
-    at: str, number: int, step: int, is_due: bool, make: Any
+    at: str, number: int, step: int, is_due: bool, make: Any, whole: Trainer
 ) -> None:
-    whole = make("whole")
-    whole.run()
-    cut = make("cut", at, number)
+    cut = make(at, number)
     if at.startswith("#"):
         _signal_at_completions(cut, at[1:], number)
     handler = signal.getsignal(number)
@@ -79,7 +88,7 @@ def test_a_signal_saves_what_is_learnt_at_once_and_the_run_goes_on_to_the_same_b
     found = checkpoints(cut.run_dir)
     assert [path.name for path in found] == [f"step-{step:08d}"] * (step > 0)
     assert all(checkpoint.read_state(path).is_evaluation_due is is_due for path in found)
-    again = make("cut")
+    again = make()
     again.run()
     assert_ends_as(again, whole)
 
@@ -96,10 +105,8 @@ def _signal_at_completions(trainer: Trainer, name: str, number: int) -> None:
     trainer.estimator = signals  # type: ignore[assignment]
 
 
-def test_a_signal_in_an_update_saves_at_the_iterations_end(make: Any) -> None:
-    whole = make("whole")
-    whole.run()
-    cut = make("cut")
+def test_a_signal_in_an_update_saves_at_the_iterations_end(make: Any, whole: Trainer) -> None:
+    cut = make()
     policy, step = cut.policy, cut.policy.step
 
     def signals(experience: Any, rows: Any, number: int, sums: Any) -> Any:
@@ -112,17 +119,15 @@ def test_a_signal_in_an_update_saves_at_the_iterations_end(make: Any) -> None:
         cut.run()
     assert ended.value.code == 143
     assert [path.name for path in checkpoints(cut.run_dir)] == ["step-00000002"]
-    again = make("cut")
+    again = make()
     again.run()
     assert_ends_as(again, whole)
 
 
-def test_a_kill_between_an_evaluations_row_and_its_checkpoint_leaves_one_row(make: Any) -> None:
-    whole = make("whole")
-    whole.run()
+def test_a_kill_between_an_evaluations_row_and_its_checkpoint_leaves_one_row(make: Any, whole: Trainer) -> None:
     with pytest.raises(SystemExit):
-        make("cut", "dev-2/", signal.SIGTERM).run()  # leaves it due
-    killed = make("cut")
+        make("dev-2/", signal.SIGTERM).run()  # leaves it due
+    killed = make()
 
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -130,7 +135,7 @@ def test_a_kill_between_an_evaluations_row_and_its_checkpoint_leaves_one_row(mak
     killed._save = dies
     with pytest.raises(KeyboardInterrupt):
         killed.run()
-    again = make("cut")
+    again = make()
     again.run()
     assert_ends_as(again, whole)
 

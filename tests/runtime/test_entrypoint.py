@@ -374,11 +374,11 @@ def test_a_misspelt_key_ends_a_real_program_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_path: Path) -> None:
-    words = ["output=here/demos.jsonl", "--local_rank=0", "-cp", "conf/stage", "-cn", "problems/make_demonstrations"]
-    small = ["task.num_train=10", "task.num_demonstrations=10"]
+    words = ["output=here/problems.jsonl", "--local_rank=0", "-cp", "conf/stage", "-cn", "problems/list_problems"]
+    small = ["task=word_arithmetic", "task.num_train=10"]
     done = run_program(str(ROOT / "run_stage.py"), *words, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "here" / "demos.jsonl").read_text().splitlines()) == 10
+    assert len((tmp_path / "here" / "problems.jsonl").read_text().splitlines()) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 

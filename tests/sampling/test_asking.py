@@ -167,6 +167,7 @@ def check_likeliest(asking: Asking, folder: Path, gap: float) -> None:
         asking.close()
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_real_engine_says_which_tokens_are_the_likeliest(tiny_policy: Path, tmp_path: Path) -> None:
     client = DataParallelEngines("", num_engines=1, max_model_len=256, dtype="float32", kv_cache_gib=1,

@@ -25,6 +25,7 @@ from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
 from espalier.training.objectives.preference import PairObjective
 from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
+from tests.support.slow import slow_unless
 
 PADDED = Layout("padded")
 DEMONSTRATIONS = [TokenExample("a", [5, 6, 7, 8], 2), TokenExample("b", [9, 4, 3], 1, [0.5, -2.0])]
@@ -52,6 +53,8 @@ OBJECTIVES = [
     "sft token", "sft sequence", "sft batch", "soft labels", "hard labels", "classes", "outcome", "two classes",
     "bradley-terry", "reference-free", "kto", "kto without baseline", "implicit ce", *PAIR_OBJECTIVES,
 ]  # fmt: skip
+# For what depends on batches and not on the function of a margin, in which alone these four differ from "dpo".
+BATCH_CASES = slow_unless(lambda name: name not in ("cdpo", "robust", "hinge", "nca"), OBJECTIVES)
 
 
 class Fixed:

@@ -40,6 +40,7 @@ from espalier.training.objectives.objective import Loss
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.sums import NotFinite
 from tests.support.root_config import root_config
+from tests.support.slow import slow_unless
 
 EXAMPLES = [TokenExample(f"d{i}", [2 + (i + 3 * k) % 200 for k in range(6 + i % 5)], 2 + i % 3) for i in range(24)]
 SPEED = "train/tokens_per_second"
@@ -265,7 +266,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_to_the_same_bits(
     assert [path.name for path in (run_dir / "checkpoints" / "aside").iterdir()] == ["step-00000005"]
 
 
-@pytest.mark.parametrize("wanted", ["step-3", "3", "step-00000003"])
+@pytest.mark.parametrize("wanted", slow_unless(lambda wanted: wanted == "step-3", ["step-3", "3", "step-00000003"]))
 def test_the_step_asked_for_is_the_step_gone_on_from(
     wanted: str, tiny_policy: Path, straight: Any, tmp_path: Path
 ) -> None:
@@ -342,10 +343,10 @@ def test_a_rule_for_the_best_that_cannot_work_is_refused(tiny_policy: Path, tmp_
 @pytest.mark.parametrize(
     ("call", "number", "code", "step", "is_due"),
     [
-        (3, signal.SIGTERM, 143, 2, True),  # in step 2: its evaluation is put off
+        pytest.param(3, signal.SIGTERM, 143, 2, True, marks=pytest.mark.slow),  # in step 2: its evaluation is put off
         (6, signal.SIGTERM, 143, 2, True),  # in the evaluation after step 2
         (8, signal.SIGINT, 130, 3, False),
-        (17, signal.SIGTERM, 143, 6, True),  # in the last step
+        pytest.param(17, signal.SIGTERM, 143, 6, True, marks=pytest.mark.slow),  # in the last step
         (20, signal.SIGTERM, 143, 6, True),  # in the last evaluation
     ],
 )

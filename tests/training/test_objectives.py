@@ -20,6 +20,7 @@ from espalier.training.objectives.scalar_targets import class_targets
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.sums import finish_metrics
 from tests.support.objective_cases import (
+    BATCH_CASES,
     DEMONSTRATIONS,
     OBJECTIVES,
     OUTCOMES,
@@ -280,7 +281,7 @@ def test_the_loss_falls_within_a_few_steps(name: str, tiny_policy: Path) -> None
     assert losses[-1] < losses[0] - 0.1 * abs(losses[0]), losses
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", BATCH_CASES)
 def test_a_loss_is_a_sum_and_its_count_adds_up(name: str, tiny_policy: Path) -> None:
     objective, model, examples = case(name, tiny_policy)
     model.eval()
@@ -302,7 +303,7 @@ def gradient(objective: Any, model: Any, examples: list[Any]) -> list[torch.Tens
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", BATCH_CASES)
 def test_padding_does_not_change_the_gradient(name: str, tiny_policy: Path) -> None:
     objective, model, examples = case(name, tiny_policy)
     together = gradient(objective, model, examples)
