@@ -30,6 +30,7 @@ from espalier.sampling.checkpoints import (
     sample_checkpoint,
 )
 from espalier.sampling.job import run_job
+from espalier.sampling.job_record import asked_inputs
 
 log = logging.getLogger("evaluate")
 
@@ -50,12 +51,13 @@ def evaluate_one(config: SampleConfig, checkpoint: PolicyCheckpoint) -> int:
 
 def evaluate_all(config: SampleConfig, checkpoints: list[PolicyCheckpoint]) -> int:
     """Run each in a process of its own; then print the table of all. 1 if one failed."""
+    asked = asked_inputs(config, build(config.requests), build(config.task))
     failed = run_each(
         checkpoints,
-        lambda checkpoint: is_evaluated(config, checkpoint),
+        lambda checkpoint: is_evaluated(config, checkpoint, asked),
         lambda checkpoint: run_alone(__file__, config, checkpoint),
     )
-    done = [checkpoint for checkpoint in checkpoints if is_evaluated(config, checkpoint, with_refused=True)]
+    done = [checkpoint for checkpoint in checkpoints if is_evaluated(config, checkpoint, asked, with_refused=True)]
     found = read_evaluations({checkpoint.name: str(checkpoint.file("evaluation.json")) for checkpoint in done}, failed)
     write_json(Path(config.output) / "policies.json", found)
     with open_atomic(Path(config.output) / "policies.md", "utf-8") as file:

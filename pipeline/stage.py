@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_records
+from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput
+from espalier.data.tasks.task import ReadsProblems
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.ranks import is_main_rank, world_size
 from espalier.runtime.run_dir import input_fingerprints, provenance, same_origin
@@ -83,7 +85,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
         raise BadInput(f"{output}: is an input of this stage and would not be written: name another file as output")
     meta_path = output.with_name(output.stem + ".meta.json")
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
-    inputs = models | _of_run(stage) | {path: file_sha256(path) for path in paths}
+    inputs = models | _of_run(stage) | _of_task(stage, task) | {path: file_sha256(path) for path in paths}
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
         return _complete(output, meta_path)
@@ -150,6 +152,25 @@ def _of_run(stage: Stage) -> dict[str, str]:
         return {}
     text = json.dumps(asdict(config), sort_keys=True, default=str)
     return {"the run's config": hashlib.sha256(text.encode()).hexdigest(), **input_fingerprints(config)}
+
+
+def _of_task(stage: Stage, task: Any) -> dict[str, str]:
+    """Return hashes of the files that the task's prompts and, where the stage names a split or splits, the problems of
+    these are read from."""
+    template, named = getattr(task, "template", None), getattr(stage, "splits", getattr(stage, "split", ()))
+    splits = [named] if isinstance(named, str) else named
+    found = [path for split in splits for path in task.files_of(split)] if isinstance(task, ReadsProblems) else []
+    found += template.files() if isinstance(template, PromptTemplate) else []
+    return {path: _digest(Path(path)) for path in found if Path(path).exists()}
+
+
+def _digest(path: Path) -> str:
+    """Return a hash of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return file_sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    rows = [f"{file.relative_to(path)} {file_sha256(file)}" for file in files]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 def _is_there(output: Path) -> bool:

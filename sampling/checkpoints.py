@@ -111,13 +111,16 @@ def sampling_jobs(config: SampleConfig, checkpoint: PolicyCheckpoint) -> list[Sa
     return jobs
 
 
-def is_evaluated(config: SampleConfig, checkpoint: PolicyCheckpoint, with_refused: bool = False) -> bool:
-    """Say whether the evaluation stands there: sampled to the end by this config from these weights, and evaluated from
-    those files. `with_refused`: also where the engine refused some requests."""
+def is_evaluated(
+    config: SampleConfig, checkpoint: PolicyCheckpoint, asked: Mapping[str, str], with_refused: bool = False
+) -> bool:
+    """Say whether the evaluation stands there: sampled to the end by this config from these weights, asked what `asked`
+    says (`asked_inputs`), and evaluated from those files. `with_refused`: also where the engine refused some
+    requests."""
     try:
         for job in sampling_jobs(config, checkpoint):
             meta = json.loads(Path(job.output).with_suffix(".meta.json").read_text())
-            inputs = {checkpoint.path: model_fingerprint(checkpoint.path)}
+            inputs = {**asked, checkpoint.path: model_fingerprint(checkpoint.path)}
             is_complete = is_job_finished(meta, config.max_failed_share) or (with_refused and meta["counts"]["failed"])
             if not is_complete or same_origin(meta, job, inputs, ignore=HOW):
                 return False

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.failed_rows import failed_path, write_failed
-from espalier.data.jsonl import file_sha256, write_json
+from espalier.data.jsonl import write_json
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import input_fingerprints, model_fingerprint, provenance
+from espalier.runtime.run_dir import model_fingerprint, provenance
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
@@ -38,6 +38,7 @@ from espalier.sampling.first_answers import PROBLEMS, FirstAnswers, pilot_of
 from espalier.sampling.input_checks import check_origin, check_served, check_unique
 from espalier.sampling.job_record import (
     MEASURED,
+    asked_inputs,
     count_output,
     is_job_finished,
     stored_record,
@@ -84,7 +85,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     meta_path = output.with_suffix(".meta.json")
     task, source = build(config.task), build(config.requests)
     params: SamplingParams = build(config.params)
-    inputs = _inputs(config, source, task)
+    inputs = asked_inputs(config, source, task) | {config.policy: model_fingerprint(config.policy)}
     stored = stored_record(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
@@ -136,17 +137,6 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     tally.before += len(finished) - len(done)
     left = len(requests) - len(asked) - (len(finished) - len(done))
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started, left)
-
-
-def _inputs(config: SampleConfig, source: Any, task: Any) -> dict[str, str]:
-    """Return the hashes of files and models that are read. Raises BadInput where a file is missing."""
-    template = getattr(task, "template", None)
-    paths = [*source.inputs(), *(template.files() if template is not None else [])]
-    missing = [path for path in paths if not Path(path).is_file()]
-    if missing:
-        raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
-    inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
-    return inputs | input_fingerprints(config.search or {})
 
 
 def _requests(config: SampleConfig, source: Any, task: Any, tokenizer: Any, fingerprint: str) -> list[SampleRequest]:

@@ -6,15 +6,19 @@ the last start and of the rows before it (`tokens_before_this_part`). `seconds`,
 (`kill -9`) is missing.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.data.jsonl import iter_rows
-from espalier.data.records import BadInput
-from espalier.runtime.run_dir import same_origin
+from espalier.data.jsonl import file_sha256, iter_rows
+from espalier.data.records import BadInput, Problem
+from espalier.data.shots import passage
+from espalier.data.tasks.task import ReadsProblems, Task
+from espalier.runtime.run_dir import input_fingerprints, same_origin
 from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.requests import AsksProblems, RequestSource
 from espalier.sampling.runner import Tally
 
 MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
@@ -55,6 +59,26 @@ def tokens_before_this_part(output: Path, meta: Mapping[str, Any]) -> int:
         return 0
     in_rows = sum(len(row.get("response_ids") or ()) for _, row in iter_rows(output))
     return max(int(meta["sampling_tokens"]), in_rows)
+
+
+def asked_inputs(config: SampleConfig, source: RequestSource, task: Task) -> dict[str, str]:
+    """Return the hashes of all that is asked by and about: files, what a search reads, and, where the task reads its
+    problems, those that are asked. Raises BadInput where a file is missing."""
+    template = getattr(task, "template", None)
+    paths = [*source.inputs(), *(template.files() if template is not None else [])]
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
+    inputs = {path: file_sha256(path) for path in paths} | input_fingerprints(config.search or {})
+    if isinstance(source, AsksProblems) and isinstance(task, ReadsProblems):
+        inputs[f"{task.name}/{source.split}"] = problems_digest(source.asked_problems(task))
+    return inputs
+
+
+def problems_digest(problems: Sequence[Problem]) -> str:
+    """Return a hash of what is asked and what is right, in whatever order: rows are found by id."""
+    rows = sorted(json.dumps([row.id, passage(row), row.question, row.options, row.gold]) for row in problems)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 def stored_record(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from espalier.data.jsonl import read_records
 from espalier.data.prompts import PromptTemplate, encode_prompt
@@ -27,6 +27,16 @@ class RequestSource(Protocol):
 
     def inputs(self) -> list[str]:
         """Return files read, for provenance."""
+
+
+@runtime_checkable
+class AsksProblems(Protocol):
+    """A source that asks about a split of the task's problems."""
+
+    split: str
+
+    def asked_problems(self, task: Task) -> list[Problem]:
+        """Return those that it asks about."""
 
 
 @lru_cache(maxsize=4)
@@ -172,13 +182,20 @@ class TrajectoryRequests:
     split: str
     first: int = 0
     limit: int = 0
+    _read: tuple[Task, list[Problem]] | None = field(default=None, init=False, repr=False)
+
+    def asked_problems(self, task: Task) -> list[Problem]:
+        """Return the problems, read once. Raises BadInput where the split has none from `first` on."""
+        if self._read is None or self._read[0] is not task:
+            problems = task.problems(self.split)[self.first :]
+            self._read = task, problems[: self.limit] if self.limit else problems
+        if not self._read[1]:
+            raise BadInput(f"{task.name}/{self.split} has no problem from {self.first} on")
+        return self._read[1]
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """Return one request per problem. Raises BadInput where the split has none from `first` on."""
-        problems = task.problems(self.split)[self.first :]
-        problems = problems[: self.limit] if self.limit else problems
-        if not problems:
-            raise BadInput(f"{task.name}/{self.split} has no problem from {self.first} on")
+        """Return one request per problem. Raises BadInput where there is none."""
+        problems = self.asked_problems(task)
         self.problems = {problem.id: problem for problem in problems}
         prompts = [encode_prompt(task, tokenizer, problem) for problem in problems]
         return [
@@ -192,7 +209,7 @@ class TrajectoryRequests:
         return [make_trajectory(task, tokenizer, problem, request, k, sample) for k, sample in enumerate(samples)]
 
     def inputs(self) -> list[str]:
-        """None: the task makes or reads the problems."""
+        """None: the problems are the task's (`asked_problems`)."""
         return []
 
 

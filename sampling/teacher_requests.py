@@ -105,16 +105,20 @@ class QueryRequests(WritingRequests):
         """Return the request."""
         return parse_request(response)
 
+    def asked_problems(self, task: Task) -> list[Problem]:
+        """Return the problems."""
+        problems = task.problems(self.split)
+        return problems[: self.limit] if self.limit else problems
+
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """Return one request a problem."""
         template = self.template or QUERY_PROMPT
         check_template(template, ("question",))
-        problems = task.problems(self.split)
-        self._asked = {row.id: row.question for row in (problems[: self.limit] if self.limit else problems)}
+        self._asked = {row.id: row.question for row in self.asked_problems(task)}
         return [chat_request(name, fill(template, {"question": asked.strip()})) for name, asked in self._asked.items()]
 
     def inputs(self) -> list[str]:
-        """None: the task's files are its own."""
+        """None: the problems are the task's (`asked_problems`)."""
         return []
 
 

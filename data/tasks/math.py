@@ -99,6 +99,13 @@ class MATH(PublishedTask):
             return self._read_held_out()
         return super().read_split(split)
 
+    def files_of(self, split: str) -> list[str]:
+        """Return the held-out list too, where a plan divides the rest."""
+        is_listed = self.splits is not None and Path(self.held_out).is_file()
+        if is_listed and split == "test":
+            return [self.held_out]
+        return [*super().files_of(split), *([self.held_out] if is_listed else [])]
+
     def read_pool(self, plan: SplitPlan) -> Rows:
         """Return the pool less the held-out list."""
         problems, rejected = super().read_pool(plan)

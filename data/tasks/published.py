@@ -117,8 +117,7 @@ class PublishedTask:
     def read_rows(self, split: str) -> Rows:
         """Return (problems, rejected rows) of a split: together every row of its files. Raises BadInput only for what
         is wrong with a file as a whole."""
-        own = {published: name for name, published in self.hub_splits.items() if name in self.files}
-        problems, rejected = self.read_split(split if split in self.files else own.get(split, split))
+        problems, rejected = self.read_split(self._own_name(split))
         problems = [p for p in problems if shard_of(p.id, self.num_shards) == self.shard]
         problems = problems[: self.limit] if self.limit else problems
         return [self._reordered(problem) for problem in problems], rejected
@@ -148,6 +147,18 @@ class PublishedTask:
     def plan(self) -> SplitPlan | None:
         """Return the split plan, if there is one."""
         return self.splits
+
+    def files_of(self, split: str) -> list[str]:
+        """Return the files (of a set published so, the folder) here that the problems of a split are read from."""
+        if self.hub:
+            return []
+        own, plan = self._own_name(split), self.plan()
+        published = plan.pool if plan is not None and own in plan.sizes else [own]
+        try:
+            found = [self._find(name) for name in published]
+        except BadInput:  # said to who asks for the problems
+            return []
+        return [str(path) for path in found if path is not None]
 
     def read_pool(self, plan: SplitPlan) -> Rows:
         """Return what the plan divides: those of its published splits that are there."""
@@ -241,6 +252,11 @@ class PublishedTask:
         published = [Path(place) for places in self.files.values() for place in places]
         beside = dict.fromkeys((place.parent, place.suffix) for place in published)
         return tuple(str(folder / f"{split}{ending}") for folder, ending in beside)
+
+    def _own_name(self, split: str) -> str:
+        """Return what the set itself calls a split that is named as on the hub."""
+        own = {published: name for name, published in self.hub_splits.items() if name in self.files}
+        return split if split in self.files else own.get(split, split)
 
     def _rows(self, split: str) -> list[Row]:
         if self.hub:

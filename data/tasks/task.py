@@ -1,6 +1,6 @@
 """What every task offers. A task is a class of this folder; its YAML in conf/task/ is its registration."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from espalier.data.answers.grade import Gold, Grade
 from espalier.data.records import Demonstration, Problem
@@ -25,3 +25,11 @@ class Task(Protocol):
 
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """Compare the response's final answer with the gold answer; `num_options` counts for choices only."""
+
+
+@runtime_checkable
+class ReadsProblems(Protocol):
+    """A task whose problems stand in files or on the hub; other tasks make them of their settings."""
+
+    def files_of(self, split: str) -> list[str]:
+        """Return the files and folders here that the problems of a split are read from."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.data.jsonl import read_records
+from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.records import BadInput, Problem
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.pipeline.evaluation.compare_policies import ComparePolicies, mcnemar_p
@@ -38,6 +38,7 @@ from espalier.sampling.checkpoints import (
     sampling_jobs,
 )
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
+from espalier.sampling.job_record import asked_inputs
 from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -265,6 +266,11 @@ def test_an_engine_that_returns_too_few_samples_is_no_engine() -> None:
     close_kept()
 
 
+def is_done(config: SampleConfig, checkpoint: PolicyCheckpoint) -> bool:
+    """As the program asks it, with the problems as they are now."""
+    return is_evaluated(config, checkpoint, asked_inputs(config, build(config.requests), build(config.task)))
+
+
 def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     tiny_policy: Path, completion_server: Any, tmp_path: Path
 ) -> None:
@@ -285,18 +291,38 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     assert [row.id for row in read_records(Problem, checkpoint.file("problems.jsonl"))] == [
         "wa-test-1", "wa-test-2", "wa-test-3",
     ]  # fmt: skip
-    assert not is_evaluated(config, checkpoint)
+    assert not is_done(config, checkpoint)
     greedy, problems, samples = (str(checkpoint.file(f"{name}.jsonl")) for name in ("greedy", "problems", "samples"))
     stage = {"_target_": "espalier.pipeline.evaluation.evaluate.Evaluate", "greedy": greedy, "problems": problems}
     output = str(checkpoint.file("evaluation.json"))
     assert run_stage(build(stage), None, StageConfig(output=output, input=samples, stage=stage)) == 0
-    assert is_evaluated(config, checkpoint)
-    assert is_evaluated(root_config(config, concurrency=3), checkpoint)
-    assert not is_evaluated(replace(config, params={**config.params, "n": 4}), checkpoint)
+    assert is_done(config, checkpoint)
+    assert is_done(root_config(config, concurrency=3), checkpoint)
+    assert not is_done(replace(config, params={**config.params, "n": 4}), checkpoint)
     assert json.loads(Path(output).read_text())["num_samples"] == 8
     lines = Path(samples).read_text()
     Path(samples).write_text(lines[: lines.rindex("{")])
-    assert not is_evaluated(config, checkpoint)
+    assert not is_done(config, checkpoint)
+
+
+def test_an_evaluation_of_problems_that_have_changed_since_is_not_taken_for_done(
+    tiny_policy: Path, completion_server: Any, tmp_path: Path
+) -> None:
+    checkpoint = find_policy_checkpoints({"one": str(tiny_policy)}, str(tmp_path / "out"))[0]
+    tokenizer = load_tokenizer(str(tiny_policy))
+    ids = [*tokenizer("#### 5").input_ids, tokenizer.eos_token_id]
+    asked = tmp_path / "asked.jsonl"
+    write_records(asked, [Problem("a", "2 + 3?", "5")])
+    with completion_server(max_model_len=512, answer=lambda prompt_ids, index: ("#### 5", ids)) as server:
+        client = {"_target_": "espalier.sampling.vllm_client.VLLMClient", "base_url": server.base_url}
+        task = {"_target_": "espalier.data.tasks.problem_file.ProblemFile", "path": str(asked), "kind": "marked_number"}
+        config = replace(CONFIG, client=client, task=task)
+        assert sample_checkpoint(config, checkpoint, load_tokenizer, check_model_folder) == 0
+    write_json(checkpoint.file("evaluation.json"), {})
+    write_json(checkpoint.file("evaluation.meta.json"), {"inputs": {}})
+    assert is_done(config, checkpoint)
+    write_records(asked, [Problem("a", "2 + 3?", "6")])
+    assert not is_done(config, checkpoint)
 
 
 def test_only_full_solutions_are_evaluated(tmp_path: Path) -> None:
@@ -307,10 +333,10 @@ def test_only_full_solutions_are_evaluated(tmp_path: Path) -> None:
 
 def test_a_policy_without_files_is_not_evaluated(tmp_path: Path) -> None:
     checkpoint = find_policy_checkpoints({"a": str(tmp_path)}, str(tmp_path))[0]
-    assert not is_evaluated(CONFIG, checkpoint)
+    assert not is_done(CONFIG, checkpoint)
     checkpoint.folder.mkdir()
     checkpoint.file("greedy.meta.json").write_text("[1")
-    assert not is_evaluated(CONFIG, checkpoint)
+    assert not is_done(CONFIG, checkpoint)
 
 
 # --- each in a process of its own ---------------------------------------------------------------------------

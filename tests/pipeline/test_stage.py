@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from espalier.data.jsonl import file_sha256, read_records, write_records
-from espalier.data.records import BadInput, Demonstration, State, Trajectory
+from espalier.data.records import BadInput, Demonstration, Problem, State, Trajectory
 from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import Busy, exclusive
 from espalier.runtime.schemas import StageConfig, TrackingConfig
 
@@ -149,6 +150,69 @@ def test_a_model_that_was_trained_again_is_refused(config: StageConfig, tmp_path
     weights.write_bytes(b"new")
     with pytest.raises(BadInput, match=f"its input {weights.parent} has changed"):
         run_stage(Copy(), None, made)
+
+
+@dataclass
+class Ask:
+    """A stage that asks its task for the problems of a split."""
+
+    split: str = "test"
+
+    def inputs(self) -> list[str]:
+        """None."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> list[Problem]:
+        """The problems."""
+        problems: list[Problem] = context.task.problems(self.split)
+        return problems
+
+
+def asking(tmp_path: Path, **task: Any) -> tuple[Any, StageConfig]:
+    """A task of the file test.jsonl, and the config of a stage that asks for its problems."""
+    node = {"_target_": "espalier.data.tasks.problem_file.ProblemFile", "kind": "marked_number", **task}
+    output = str(tmp_path / "problems.jsonl")
+    return build(node), StageConfig(output=output, input="", task=node, stage={"_target_": "Ask"})
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", ""])
+def test_a_changed_file_of_the_tasks_problems_is_refused_and_one_of_another_split_is_not(
+    name: str, tmp_path: Path
+) -> None:
+    asked = tmp_path / "data" / "test.jsonl"
+    write_records(asked, [Problem("a", "1 + 1?", "2")])
+    task, made = asking(tmp_path, path=str(asked.parent / name))
+    assert run_stage(Ask(), task, made) == 0
+    write_records(asked.with_name("train.jsonl"), [Problem("b", "2 + 2?", "4")])
+    assert run_stage(Ask(), task, made) == 0
+    write_records(asked, [Problem("a", "1 + 1?", "3")])
+    with pytest.raises(BadInput, match=f"its input {asked} has changed"):
+        run_stage(Ask(), task, made)
+    meta = tmp_path / "problems.meta.json"
+    stored = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**stored, "inputs": {}}))  # as an earlier version wrote it
+    assert run_stage(Ask(), task, made) == 0
+
+
+def test_a_changed_file_of_the_prompts_worked_examples_is_refused(tmp_path: Path) -> None:
+    shots = tmp_path / "shots.jsonl"
+    shots.write_text('{"question": "1 + 2?", "response": "#### 3"}\n')
+    write_records(tmp_path / "test.jsonl", [Problem("a", "1 + 1?", "2")])
+    template = {"_target_": "espalier.data.prompts.PromptTemplate", "shots_path": str(shots), "num_shots": 1}
+    task, made = asking(tmp_path, path=str(tmp_path / "test.jsonl"), template=template)
+    assert run_stage(Ask(), task, made) == 0
+    shots.write_text('{"question": "1 + 2?", "response": "It is 3. #### 3"}\n')
+    with pytest.raises(BadInput, match=f"its input {shots} has changed"):
+        run_stage(Ask(), task, made)
+
+
+def test_a_task_whose_files_are_not_there_does_not_end_a_stage_that_asks_for_no_problem(
+    config: StageConfig, tmp_path: Path
+) -> None:
+    task, _ = asking(tmp_path, path=str(tmp_path / "gone"))
+    stage = Copy()
+    stage.split = "test"  # type: ignore[attr-defined]
+    assert run_stage(stage, task, config) == 0
 
 
 def test_a_changed_file_beside_the_input_is_refused(config: StageConfig, tmp_path: Path) -> None:

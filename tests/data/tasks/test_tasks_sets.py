@@ -441,3 +441,17 @@ def test_a_table_of_the_hub_has_lists_where_the_file_has_semicolons() -> None:
         "ID": "a",
     }
     assert SVAMP().read_problems(table_rows([row], "hub"), "test")[0][0].gold == "3"
+
+
+def test_the_files_of_a_split_are_those_that_its_problems_are_read_from(tmp_path: Path) -> None:
+    for name in ("math/MATH/train/algebra/1.json", "math/MATH/test/algebra/1.json", "math500.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"problem": name, "solution": "\\boxed{1}"}))
+    held_out, train = str(tmp_path / "math500.jsonl"), str(tmp_path / "math/MATH/train")
+    assert MATH(str(tmp_path)).files_of("train") == [train]
+    assert MATH(str(tmp_path)).files_of("validation") == []
+    plan = SplitPlan({"train": 1, "dev": 1, "test": 1}, pool=("train", "test"))
+    divided = MATH(str(tmp_path), splits=plan, held_out=held_out)
+    assert divided.files_of("dev") == [train, str(tmp_path / "math/MATH/test"), held_out]
+    assert divided.files_of("test") == [held_out]
+    assert MATH(hub="owner/math").files_of("train") == MATH().files_of("train") == []
