@@ -51,8 +51,8 @@ def tasks_that_take(path: Path) -> list[str]:
 
 
 def _takes(task: PublishedTask, path: Path) -> bool:
-    """Say whether the task reads each of the first rows. A question alone, as TriviaQA's test set has it, is that of any
-    set: it says nothing."""
+    """Say whether the task reads each of the first rows. A question alone, as TriviaQA's test set has it, is that of
+    any set: it says nothing."""
     try:
         rows = [question for row in task.read_file(path)[:_NUM_TRIED] for question in task.expand(row)]
         if any(row.error for row in rows):
