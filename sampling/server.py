@@ -3,8 +3,8 @@
     python -m espalier.sampling.server policy=MODEL output=server.log server.max_model_len=2048
 
 prints its address once it answers, and serves until SIGTERM or the end of the script that started it (ESPALIER_OWNER);
-settings are those of a sampling program. Sampling programs prefer the address in the environment variable
-ESPALIER_SERVER to a server of their own.
+settings are those of a sampling program, whose problems are read before vLLM starts, as they may be none. Sampling
+programs prefer the address in the environment variable ESPALIER_SERVER to a server of their own.
 
 The server dies with the process that started it, even when that is killed with -9, so no port stays taken. It is
 announced ready only after a warm-up request of 16 tokens: `/health` alone says 200 too early, and a shorter first
@@ -196,12 +196,14 @@ class VLLMServer(ChildProcess):
 def main(config: SampleConfig) -> int:
     """Serve a model until this process is stopped, or the server dies.
 
-    Raises BadInput where there is no such folder or no server in the config, CannotStart, PortInUse.
+    Raises BadInput where there is no such folder, no server in the config or a malformed problem, CannotStart,
+    PortInUse.
     """
     if config.policy.startswith((".", "/", "~")) and not os.path.isdir(config.policy):
         raise BadInput(f"{config.policy}: no such model folder: check the path")
     if "_target_" not in (config.server or {}):
         raise BadInput("server=none: choose a server to start (server=own)")
+    build(config.task).problems(config.requests["split"])
     with build(config.server) as server:
         print(server.base_url, flush=True)
         while server.is_alive():

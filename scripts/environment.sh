@@ -29,8 +29,9 @@ stage() {
 }
 
 # serve MODEL LOG WINDOW FILES: one vLLM server, with the settings server.*, for all stages that ask this model until
-# `end_server`, which then start none of their own; it ends with the script. Nothing where one is there already, the
-# caller's or that of a script around this one, or where FILE.meta.json of every FILE.jsonl says that it is complete.
+# `end_server`, which then start none of their own; it ends with the script. It starts once $problems can be read.
+# Nothing where one is there already, the caller's or that of a script around this one, or where FILE.meta.json of every
+# FILE.jsonl says that it is complete.
 serve() {
   local model=$1 log=$2 window=$3 file is_needed=
   shift 3
@@ -48,11 +49,19 @@ serve() {
   mkdir -p "$(dirname "$log")"
   printf '\n== serve %s\n' "$model" >&2
   exec {answers}< <(exec "$python" -m espalier.sampling.server policy="$model" output="$log" server.log="$log" \
-    server.max_model_len="$window" +server.options.block_size=32 "${server_settings[@]}")
+    server.max_model_len="$window" +server.options.block_size=32 "${server_settings[@]}" "${problems[@]}")
   server=$!
   trap end_server EXIT
   read -r ESPALIER_SERVER <&"$answers" || { wait "$server" || exit $?; exit 3; }
   export ESPALIER_SERVER ESPALIER_SERVER_MODEL=$model ESPALIER_SERVER_PID=$server
+}
+# problems_of SETTINGS: $problems, those of a sampling stage's settings that say which problems it asks.
+problems_of() {
+  local setting
+  problems=()
+  for setting in "$@"; do
+    case $setting in task=* | task.* | prompt@task.* | requests.*) problems+=("$setting") ;; esac
+  done
 }
 end_server() {
   if [[ -n ${server:-} ]]; then
@@ -69,6 +78,17 @@ free_server() {
     kill "$ESPALIER_SERVER_PID" 2>/dev/null || true
     while kill -0 "$ESPALIER_SERVER_PID" 2>/dev/null; do sleep 0.1; done
     unset ESPALIER_SERVER ESPALIER_SERVER_MODEL ESPALIER_SERVER_PID
+  fi
+}
+
+# choose_sampler: $sampler, the settings of a sampling stage that say who is asked, in a window of $max_length: the
+# script's server, or $engines engines of the stage's own.
+choose_sampler() {
+  if ((engines)); then
+    unread "with engines=" server
+    sampler=(server=none client=data_parallel_engines client.num_engines="$engines" client.max_model_len="$max_length")
+  else
+    sampler=(server.max_model_len="$max_length" "${server_settings[@]}")
   fi
 }
 
@@ -118,16 +138,23 @@ choose_lengths() {
   fi
 }
 
+# value_of KEY FILE: the text under a key of a JSON document, "" where there is no such file.
+value_of() {
+  if [[ -f $2 ]]; then sed -n 's/.*"'"$1"'": *"\([^"]*\)".*/\1/p' "$2"; fi
+}
+
 # Arguments `key=value` become shell variables, so that scripts take their settings as the programs do. Those of a stage
 # go to it by its prefix, one of $prefixes: sample.params.temperature=0.7 is params.temperature=0.7 in
-# ${sample_settings[@]}; server.* and task.* keep their prefix. A script with the prefix task, whose programs ask the task,
+# ${sample_settings[@]}, and +sample.params.seed=1 is +params.seed=1; server.* and task.* keep their prefix. A script with the prefix task, whose programs ask the task,
 # takes prompt=NAME too, a prompt of conf/prompt, among ${task_settings[@]}. objective.* go to the trainer, where a script
 # trains by $objective.
 objective_settings=()
 read_settings() {
-  local argument key prefix
+  local argument key prefix plus
   for prefix in $prefixes; do declare -ga "${prefix}_settings=()"; done
   for argument in "$@"; do
+    plus=
+    if [[ ${argument%%=*} == +*.* ]]; then plus=+ argument=${argument#+}; fi
     key=${argument%%=*} prefix=${argument%%.*}
     if [[ $argument != *=* ]]; then
       echo "error: '$argument' is not key=value; the keys are: $settings (--help explains them)" >&2
@@ -141,16 +168,16 @@ read_settings() {
       exit 2
     elif [[ $key == *.* && " $prefixes " == *" $prefix "* ]]; then
       local -n target=${prefix}_settings
-      if [[ $prefix == server || $prefix == task ]]; then target+=("$argument"); else target+=("${argument#*.}"); fi
+      if [[ $prefix == server || $prefix == task ]]; then target+=("$plus$argument"); else target+=("$plus${argument#*.}"); fi
     elif [[ $key == prompt || $key == task.* ]]; then
       echo "error: no stage of this script asks the task, so $key= does nothing: leave it out" >&2
       exit 2
     elif [[ $key == objective.* && " $settings " == *" objective "* ]]; then
-      objective_settings+=("$argument")
+      objective_settings+=("$plus$argument")
     else
       local keys
       keys=$(xargs <<<"$settings")$(printf ', %s.*' $prefixes)
-      echo "error: there is no setting '$key'; the settings are: ${keys/%, task.\*/, task.*, prompt}" >&2
+      echo "error: there is no setting '$plus$key'; the settings are: ${keys/%, task.\*/, task.*, prompt}" >&2
       exit 2
     fi
   done
@@ -158,14 +185,18 @@ read_settings() {
 
 # pass_on PREFIXES: $passed, the settings with these prefixes as they were given, for a script that this one starts.
 pass_on() {
-  local prefix
+  local prefix setting
   passed=()
   for prefix in "$@"; do
     local -n given=${prefix}_settings
     case $prefix in
     server) passed+=("${given[@]}") ;;
     task) passed+=("${given[@]/#prompt@task.template=/prompt=}") ;;
-    *) passed+=("${given[@]/#/$prefix.}") ;;
+    *)
+      for setting in "${given[@]}"; do
+        if [[ $setting == +* ]]; then passed+=("+$prefix.${setting#+}"); else passed+=("$prefix.$setting"); fi
+      done
+      ;;
     esac
   done
 }

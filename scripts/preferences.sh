@@ -3,6 +3,7 @@
 #
 #   bash scripts/preferences.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
 #
+# task=, max_length=   those of that run, where they are not given
 # pairs=outcome   correct over incorrect                                  -> $run/dpo
 # pairs=process   process DPO: ranked by the process reward model         -> $run/process_dpo
 # pairs=step      step-DPO: two next steps from one shared state          -> $run/step_dpo
@@ -17,16 +18,21 @@
 set -euo pipefail
 settings="task policy run pairs max_length seed exp objective largest_wrong_share deepspeed nproc"
 prefixes="pair train"
-task=word_arithmetic policy='' run='' pairs=process max_length='' seed=0 exp='' objective='' largest_wrong_share=0.4
+task='' policy='' run='' pairs=process max_length='' seed=0 exp='' objective='' largest_wrong_share=0.4
 max_tokens=none deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
+task=${task:-$(value_of task "$data/settings.json")} max_length=${max_length:-$(value_of max_length "$data/settings.json")}
+[[ -n $task ]] || {
+  echo "error: $data/settings.json: no such file: run scripts/process_rewards.sh first; of a run of an earlier version \
+give task= and max_length= as they were given there" >&2
+  exit 2
+}
 choose_lengths
 scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values") errors=()
-kind=
-if [[ -f $data/labels.json ]]; then kind=$(sed -n 's/.*"labels": *"\([a-z]*\)".*/\1/p' "$data/labels.json"); fi
+kind=$(value_of labels "$data/labels.json")
 if [[ $kind == contrast || $kind == relative ]]; then
   # the scores say where a solution leaves the right way; under contrast step pairs are of the completions too
   if [[ $kind == contrast ]]; then values=$data/labelled_steps.jsonl; fi

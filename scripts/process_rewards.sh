@@ -21,6 +21,7 @@
 #                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
 # pilot=20        samples that many problems, spread over all, says how many solutions are right, cut or not to be read, with
 #                 remedies, and which labels that calls for, and ends; the same command without it keeps them and goes on
+# engines=2       samples by so many vLLM engines on GPUs of their own, in place of one server for all stages
 # exp=NAME        the experiment that is trained. Without: for a tiny policy the embedded task's own of conf/exp/reward (under
 #                 contrast conf/exp/dpo); for others exp/reward/step_values with the preset of the model's size
 # deepspeed=zero2 nproc=8   how it is trained: on 8 ranks; deepspeed is chosen by the size where it is not given
@@ -38,13 +39,13 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative deepspeed nproc pilot"
+  smallest_reliability labels smallest_alternative deepspeed nproc pilot engines"
 prefixes="sample complete cut prm score server task"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=''
 max_length='' held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
 max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 deepspeed='' nproc=1
-pilot=0
+pilot=0 engines=0
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -66,22 +67,25 @@ if [[ $folds == 2 && "${prm_start:+given}" != "${other_start:+given}" ]]; then
   exit 2
 fi
 choose_lengths
+choose_sampler
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
 out=$run/process_rewards
-ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
-  max_failed_share="$max_failed_share" "${task_settings[@]}" "${server_settings[@]}")
+ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" \
+  max_failed_share="$max_failed_share" "${task_settings[@]}" "${sampler[@]}")
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
 fits server service_api_caller_v1.py api/vllm/trajectories
 fits cut run_stage.py values/cut_states
 fits score run_stage.py prm/score_steps
 fits prm trainer_base_ds_mul.py "${exp:-exp/reward/step_values}"
-mkdir -p "$run"
+mkdir -p "$out"
+printf '{"task": "%s", "max_length": "%s"}\n' "$task" "$max_length" >"$out/settings.json"  # scripts/preferences.sh goes on by it
 
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
-serve "$policy" "$out/server.log" "$max_length" "$sampled" "$out/completions.jsonl"
+problems_of "${ask[@]}" "${sample_settings[@]}"
+if ((!engines)); then serve "$policy" "$out/server.log" "$max_length" "$sampled" "$out/completions.jsonl"; fi
 sampling=("$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" requests.first="$first" \
   requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}" "${sample_settings[@]}")
 if [[ $pilot != 0 ]]; then
@@ -100,7 +104,7 @@ if [[ $steps == cut_points ]]; then
 fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
-labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
+labels=$(value_of labels "$out/labels.json")
 [[ $labels == values || $labels == relative || $labels == contrast ]] || {
   echo "error: $out/labels.json says no labels: remove it" >&2
   exit 2

@@ -48,6 +48,7 @@ stage make_policy "$python" run_stage.py -cn training/make_policy input="$run/de
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
 # one server for all that is asked of this policy; process_rewards.sh ends it before it trains
+problems_of task="$task" "${task_settings[@]}"
 serve "$sft" "$run/server.log" 512 "$asked/greedy.jsonl" "$asked/samples.jsonl" "$data/trajectories.jsonl" \
   "$data/completions.jsonl"
 bash scripts/evaluate.sh name=sft policy="$sft" until=samples "${sampling[@]}"

@@ -39,23 +39,25 @@ TASKS: dict[str, type[PublishedTask]] = {
     "sciq": SciQ,
     "bioasq": BioASQ,
     "jeopardy": Jeopardy,
-    "problem_file": ProblemFile,
 }
 _NUM_TRIED = 20
 
 
 def tasks_that_take(path: Path) -> list[str]:
-    """Return the tasks that read each of the file's first rows, by name."""
-    return [name for name, kind in TASKS.items() if _takes(kind(str(path)), path)]
+    """Return the tasks that read each of the file's first rows, by name; `problem_file` only where no published set
+    does, as it reads the columns of several of them."""
+    names = [name for name, kind in TASKS.items() if _takes(kind(str(path)), path)]
+    return names or ["problem_file"] * _takes(ProblemFile(str(path)), path)
 
 
 def _takes(task: PublishedTask, path: Path) -> bool:
+    """Say whether the task reads each of the first rows. A question alone, as TriviaQA's test set has it, is that of
+    any set: it says nothing."""
     try:
         rows = [question for row in task.read_file(path)[:_NUM_TRIED] for question in task.expand(row)]
-        for row in rows:
-            if row.error:
-                return False
-            task.problem(row)
+        if any(row.error for row in rows):
+            return False
+        problems = [task.problem(row) for row in rows]
     except (BadInput, BadRow):
         return False
-    return bool(rows)
+    return any(problem.gold or problem.context or problem.options for problem in problems)

@@ -1,27 +1,32 @@
-"""Problems of one's own: rows of `Problem` (data/records.py), as `problems/list_problems` writes them, or of prompts.
+"""Problems of one's own: rows of `Problem` (data/records.py), as `problems/list_problems` writes them, or of columns
+that such files have.
 
-`path` is the file, or a folder with `{train,dev,test}.jsonl`, `.json` or `.parquet`. Ids are kept as they are and must
-be unique. `kind` says how answers are compared; worked solutions are in `info["solution"]`.
+`path` is the file, or a folder with `{train,dev,test}.jsonl`, `.json` or `.parquet`. `kind` says how answers are
+compared; worked solutions are in `info["solution"]`.
 
-A row of prompts has the column `prompt`, a text or chat turns of which one is the user's (TRL's prompt-only layout),
-and no `question`. Its gold is `gold`, `answer` or `ground_truth` where it has one, else "": answers to it are read, and
-never right. Of a worked solution the gold is what follows the last `####` that begins a line, as in GSM8K. Without an
-`id` it is called by the number of its row. `info`, `context` and `options` are those of a `Problem`.
+A row asks in `question`, `prompt` or `problem`: a text, or chat turns of which one is the user's. Its answer is in
+`ground_truth`, `gold` or `answer`: a text, a number or a list of texts. Of a worked solution it is what follows the
+last `####` that begins a line, as in GSM8K. A row of a `prompt` (TRL's prompt-only layout) may be without one, and has
+the gold "" then: answers to it are read, and never right. An `id` is kept and must be unique; a row without one is
+called by its number. `info`, `context` and `options` are those of a `Problem`. Other columns are not read.
 """
 
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from espalier.data.answers.grade import Gold
 from espalier.data.answers.numbers import extract_marked_number
 from espalier.data.records import BadInput, Problem, parse_record
 from espalier.data.sources import BadRow, Row
-from espalier.data.tasks.published import PublishedTask
+from espalier.data.tasks.published import PublishedTask, Rows
 from espalier.data.tasks.verifiable import GOLDS, read_question
 
 log = logging.getLogger(__name__)
+_QUESTIONS = ("question", "prompt", "problem")
+_MORE = ("info", "context", "options")
 _MARKED = re.compile(r"^####(.*)$", re.MULTILINE)
 
 
@@ -31,7 +36,7 @@ class ProblemFile(PublishedTask):
 
     name = "problem_file"
     has_solutions: ClassVar[bool] = True
-    remedy: ClassVar[str] = "a line needs an id, a question and a gold, or a prompt"
+    remedy: ClassVar[str] = "a line needs a question and its answer, or a prompt"
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         split: (f"{split}.jsonl", f"{split}.json", f"{split}.parquet") for split in ("train", "dev", "test")
     }
@@ -45,39 +50,61 @@ class ProblemFile(PublishedTask):
                         "them by a model or a judge", self.name, split, num, len(found))  # fmt: skip
         return found
 
-    def problem(self, row: Row) -> Problem:
-        """Read the record of a line.
+    def read_problems(self, rows: list[Row], split: str) -> Rows:
+        """Make problems of rows; one line names the columns that are not read."""
+        columns = {name: None for row in rows for name in row.fields}
+        if unread := [name for name in columns if name not in ("id", *_QUESTIONS, *GOLDS, *_MORE)]:
+            log.info("%s/%s: the columns %s are not read", self.name, split, ", ".join(unread))
+        return super().read_problems(rows, split)
 
-        Raises BadRow where it is no `Problem` and no prompt, or its order of options is not a permutation.
+    def problem(self, row: Row) -> Problem:
+        """Read the problem of a row; its id is "" where the row has none.
+
+        Raises BadRow where the row does not ask, has a question without an answer, or has no such answer, options or
+        context; where its order of options is not a permutation too.
         """
-        is_prompt = row.has("prompt") and not row.has("question")
+        identity = row.fields.get("id")
+        is_name = isinstance(identity, str | int) and not isinstance(identity, bool)
+        fields = {
+            "id": str(identity) if is_name else "",
+            "question": self._question(row),
+            "gold": self._gold(row),
+            **{name: row.fields[name] for name in _MORE if row.has(name)},
+        }
         try:
-            problem = parse_record(Problem, self._prompt(row) if is_prompt else row.fields, "")
+            problem = parse_record(Problem, fields, "")
         except BadInput as error:
-            remedy = ": give the column another name if it is none of a problem's" if is_prompt else ""
+            remedy = ": give the column another name if it is none of a problem's"
             raise BadRow(str(error).removeprefix(": ") + remedy) from None
-        if not problem.id and not is_prompt:
-            raise BadRow("the id is empty: give every line one of its own")
         order = problem.info.get("option_order")
         if order is not None and (not isinstance(order, list) or {*map(repr, order)} != _places(problem)):
             raise BadRow(f"info.option_order must hold the place of every option once, got {order!r}")
         return problem
 
-    def _prompt(self, row: Row) -> dict[str, Any]:
-        """Return the fields of the problem of a row of prompts. Raises BadRow."""
-        identity = row.fields.get("id")
-        is_name = isinstance(identity, str | int) and not isinstance(identity, bool)
-        gold = next((row.fields[name] for name in GOLDS if row.has(name)), "")
+    def _question(self, row: Row) -> str:
+        """Return what the row asks: a text as it stands (a base model goes on behind its last space or newline), or
+        the user's turn. Raises BadRow."""
+        name = next((name for name in _QUESTIONS if row.has(name)), "")
+        value = row.fields.get(name)
+        if name and not isinstance(value, list):
+            row.text(name)  # raises on what is no text, and on an empty one
+            return str(value)
+        return read_question(row, self.template.system, _QUESTIONS)
+
+    def _gold(self, row: Row) -> Gold:
+        """Return the answer of the row, "" where a prompt has none. Raises BadRow."""
+        gold = next((row.fields[name] for name in GOLDS if row.has(name)), None)
+        if gold is None:
+            if row.has("question") or not row.has("prompt"):
+                raise BadRow(f'the row has no answer: it needs one of {", ".join(GOLDS)} ("" where nobody knows it)')
+            return ""
         if isinstance(gold, int | float) and not isinstance(gold, bool):
-            gold = str(gold)
-        if not isinstance(gold, str) and not (isinstance(gold, list) and all(isinstance(one, str) for one in gold)):
-            raise BadRow(f"the answer must be a text, a number or a list of texts, got {str(gold)[:60]!r}")
-        gold = self._answer(gold) if isinstance(gold, str) else [*map(self._answer, gold)]
-        question = read_question(row, self.template.system, ("prompt",))
-        if isinstance(row.fields["prompt"], str):
-            question = row.fields["prompt"]  # as it stands: a base model goes on behind its last space or newline
-        more = {name: row.fields[name] for name in ("info", "context", "options") if row.has(name)}
-        return {"id": str(identity) if is_name else "", "question": question, "gold": gold, **more}
+            return str(gold)
+        if isinstance(gold, str):
+            return self._answer(gold)
+        if isinstance(gold, list) and all(isinstance(one, str) for one in gold):
+            return [*map(self._answer, gold)]
+        raise BadRow(f"the answer must be a text, a number or a list of texts, got {str(gold)[:60]!r}")
 
     def _answer(self, gold: str) -> str:
         """Return what follows the last `####` that begins a line, the whole text where there is none. Raises BadRow
@@ -92,8 +119,8 @@ class ProblemFile(PublishedTask):
         return answer
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
-        """Return the problem as it is; a prompt without an id is called by its row's number. Raises BadRow on an id
-        that another line has."""
+        """Return the problem as it is; one without an id is called by its row's number. Raises BadRow on an id that
+        another line has."""
         if not problem.id:
             return super()._named(problem, split, index, taken)
         if problem.id in taken:

@@ -428,11 +428,11 @@ def test_labels_and_pairs_are_checked_before_anything_is_trained_on_them(
     (check,) = [c for c in commands if "values/label_signal" in c]
     assert "stage.smallest_reliability=0" in check
     assert names.index("values/label_signal") + 1 == names.index("trainer_base_ds_mul.py")
-    commands = script("policy=a", "run=b", "pairs=process", name="preferences.sh")
+    commands = script("policy=a", "run=b", "task=word_arithmetic", "pairs=process", name="preferences.sh")
     names = [c[2] if c[0] == "run_stage.py" else c[0] for c in commands]
     assert names == ["pairs/process_preferences", "pairs/check_pairs", "trainer_base_ds_mul.py"]
     assert "stage.scores=b/process_rewards/step_scores.jsonl" in commands[1]
-    commands = script("policy=a", "run=b", "pairs=step", name="preferences.sh")
+    commands = script("policy=a", "run=b", "task=word_arithmetic", "pairs=step", name="preferences.sh")
     assert not any(part.startswith("stage.scores") for c in commands for part in c)
 
 
@@ -527,11 +527,15 @@ def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
     (data / "labelled_steps.jsonl").write_text("")
     for labels, name in (("values", "stage.values"), ("contrast", "stage.labels")):
         write_json(data / "labels.json", {"labels": labels, "why": "contrast"})
-        build_pairs, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=step", name="preferences.sh")
+        build_pairs, *_ = script(
+            "policy=a", f"run={tmp_path}/run", "task=word_arithmetic", "pairs=step", name="preferences.sh"
+        )
         file = {"values": "step_values", "contrast": "labelled_steps"}[labels]
         assert f"{name}={data}/{file}.jsonl" in build_pairs
         assert ("stage.chosen=solution" in build_pairs) == (labels == "contrast")
-        build_pairs, check, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=process", name="preferences.sh")
+        build_pairs, check, *_ = script(
+            "policy=a", f"run={tmp_path}/run", "task=word_arithmetic", "pairs=process", name="preferences.sh"
+        )
         assert f"input={data}/trajectories.jsonl" in build_pairs
         assert f"stage.values={data}/{file}.jsonl" in check  # what the reward model that ranked them learned from
         assert ("stage.cut_wrong_below=0.5" in build_pairs) == (labels == "contrast")
@@ -634,7 +638,9 @@ def test_preference_learning_composes_for_every_kind_of_pair(
 ) -> None:
     register_schemas()
     (tmp_path / "run").mkdir()
-    build_pairs, _, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
+    build_pairs, _, train = script(
+        f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", "task=word_arithmetic", name="preferences.sh"
+    )
     config = typed(build_pairs)
     build(config.stage)
     assert typed(train).examples["path"] == config.output

@@ -26,6 +26,7 @@ PASSED = {
         "prm.update.learning_rate=2e-6": ("exp/reward/gsm8k", "update.learning_rate=2e-6"),
         "score.stage.batch_tokens=512": ("prm/score_steps", "stage.batch_tokens=512"),
         "server.dtype=float32": ("api/vllm/completions", "server.dtype=float32"),
+        "+server.options.tensor_parallel_size=2": ("api/vllm/completions", "+server.options.tensor_parallel_size=2"),
         "prompt=math_minerva": ("api/vllm/trajectories", "prompt@task.template=math_minerva"),
         "deepspeed=zero2": ("exp/reward/gsm8k", "deepspeed=zero2"),
         "max_tokens=99": ("api/vllm/trajectories", "params.max_tokens=99"),
@@ -50,6 +51,8 @@ PASSED = {
     "iterate.sh": {
         "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
         "complete.params.top_p=0.9": ("api/vllm/completions", "params.top_p=0.9"),
+        "+complete.params.seed=3": ("api/vllm/completions", "+params.seed=3"),
+        "+server.options.tensor_parallel_size=2": ("api/vllm/trajectories", "+server.options.tensor_parallel_size=2"),
         "prm.update.learning_rate=2e-6": ("exp/reward/gsm8k", "update.learning_rate=2e-6"),
         "build.stage.max_pairs=8": ("pairs/process_preferences", "stage.max_pairs=8"),
         "train.update.learning_rate=9e-7": ("exp/dpo/gsm8k", "update.learning_rate=9e-7"),
@@ -111,7 +114,7 @@ def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run
     ]  # fmt: skip
     for name, setting, said in cases:
         command = ["bash", f"scripts/{name}", f"policy={tmp_path}", f"run={tmp_path}/run", "max_length=99",
-                   *(["max_tokens=9"] if name == "process_rewards.sh" else []), setting]  # fmt: skip
+                   "task=gsm8k", *(["max_tokens=9"] if name == "process_rewards.sh" else []), setting]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 2, done.stderr
         assert re.fullmatch(said, done.stderr.strip()), done.stderr
@@ -198,6 +201,8 @@ def test_a_model_of_whole_responses_chooses_among_samples_and_engines_score_its_
     ("prm_benchmark.sh", "prm=a pairs=F read_as=whole split.stage.by=math"),
     ("preferences.sh", "prompt=chat"),
     ("preferences.sh", "task.path=x"),
+    ("process_rewards.sh", "engines=2 server.dtype=float32"),
+    ("evaluate.sh", "name=x engines=2 +server.options.tensor_parallel_size=2"),
     ("prm_benchmark.sh", "prm=a,b,c pairs=F read_as=qwen,whole"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
@@ -241,6 +246,53 @@ def test_relative_labels_train_a_reward_model_and_their_pairs_end_where_its_scor
     }
     (pairs,) = named(script(*given, "pairs=process", name="preferences.sh"), "pairs/process_preferences")
     assert "stage.cut_wrong_below=0.5" in pairs
+
+
+def test_pairs_are_trained_with_the_task_and_the_window_that_their_solutions_were_sampled_in(script: Script) -> None:
+    given = ["policy=a", f"run={script.checkout}/b"]
+    script(*given, "task=gsm8k", "max_length=4096", name="process_rewards.sh")
+    for more, window in (([], 4096), (["max_length=1024"], 1024)):
+        train = stages(script(*given, *more, name="preferences.sh"))[-1]
+        assert "exp/dpo/gsm8k" in train
+        assert f"examples.max_length={window}" in train
+    script(*given, "task=math", name="process_rewards.sh")
+    train = stages(script(*given, name="preferences.sh"))[-1]
+    assert {"exp/dpo/math", "examples.max_length=2048"} <= {*train}
+    assert script("policy=a", "run=c", name="preferences.sh", code=2) == []  # no such run
+
+
+def test_solutions_are_sampled_by_engines_in_place_of_a_server(script: Script) -> None:
+    given = ["policy=a", "run=b", "task=gsm8k", "engines=2"]
+    for name, more, configs in (
+        ("process_rewards.sh", [], ["api/vllm/trajectories", "api/vllm/completions"]),
+        ("evaluate.sh", ["name=x"], ["api/vllm/greedy", "api/vllm/trajectories"]),
+    ):
+        assert script.servers(*given, *more, name=name) == []
+        commands = script(*given, *more, name=name)
+        for config in configs:
+            (command,) = named(commands, config)
+            assert not any(word.startswith("server.") for word in command)
+            composed = compose_config(CONF, config, *command[command.index("-cn") + 2 :])
+            assert composed.client["_target_"].endswith(".DataParallelEngines")
+            assert (composed.client["num_engines"], composed.client["max_model_len"]) == (2, 2048)
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    ("process_rewards.sh", ["sample.requests.split=dev"]), ("evaluate.sh", ["name=x", "split=dev"])
+])  # fmt: skip
+def test_a_server_knows_the_problems_that_it_will_be_asked(name: str, more: list[str], script: Script) -> None:
+    given = ["policy=a", "run=b", "task=problem_file", "task.path=F", "task.kind=number", *more]
+    (server,) = script.servers(*given, name=name)
+    assert {"task=problem_file", "task.path=F", "task.kind=number", "requests.split=dev"} <= {*server}
+
+
+def test_a_server_is_not_started_for_problems_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"question": "How much is 3 + 4?", "gld": 7}\n')
+    command = [".venv/bin/python", "-m", "espalier.sampling.server", f"policy={tmp_path}", f"output={tmp_path}/log",
+               "task=problem_file", f"task.path={tmp_path}", "task.kind=number"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert f"{tmp_path}/train.jsonl:1: the row has no answer" in done.stderr
 
 
 def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
@@ -312,7 +364,7 @@ def test_a_script_that_is_stopped_leaves_no_server_behind(tmp_path: Path) -> Non
     folder.mkdir()
     words = f"""set -euo pipefail
 source scripts/environment.sh
-server_settings=()
+server_settings=() problems=()
 python={folder}/python
 serve M {folder}/server.log 512 {folder}/a.jsonl
 sleep 60 &
