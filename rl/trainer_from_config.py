@@ -41,6 +41,7 @@ from espalier.rl.rollout_checks import check_params
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups
 from espalier.rl.samples import RolloutLog, kept_random_state
+from espalier.rl.shared_gpus import warn_of_shared_gpus
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, load_trained, make_training_engine, start_policy
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -227,6 +228,8 @@ def make_client(config: RLConfig) -> "tuple[VLLMServer | None, RLClient]":
     check_client(client, server)
     if config.engine.sleeps:
         check_sleep(client)
+    elif is_main_rank() and device().type == "cuda":
+        warn_of_shared_gpus(client, server)
     if not isinstance(client, VLLMClient):
         client.sleeps = config.engine.sleeps
         client.model = client.model or config.model["path"]

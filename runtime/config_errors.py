@@ -27,6 +27,8 @@ _GONE = {
                       "client.num_engines engines in processes of their own, or start servers and name them in "
                       "client.base_url=[...]"
 }  # fmt: skip
+_CONF = Path(__file__).resolve().parent.parent / "conf"
+_TAKES_SIZE = "  - /size: none\n"  # in the defaults of an experiment
 _NO_TEXTS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 
@@ -36,6 +38,8 @@ def describe_config_error(error: BaseException) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"config: {mark.name}:{mark.line + 1}: {_one_line(error.problem or 'not YAML')}"
+    if _is_size_without_place(error):
+        return f"config: {_no_size()}"
     if isinstance(error, MissingConfigException):
         return f"config: {_missing_config(error)}"
     if isinstance(error, OverrideParseException):
@@ -46,6 +50,20 @@ def describe_config_error(error: BaseException) -> str:
         return f"config: {_one_line(str(error))}"
     place = re.match(r"In '[^']*': ", str(error))
     return f"config: {place.group() if place else ''}{_wrong_value(cause)}"
+
+
+def _is_size_without_place(error: BaseException) -> bool:
+    """Say whether `size=` or `+size=` was given to an experiment that takes none."""
+    if isinstance(error, MissingConfigException):
+        return "/size/" in str(error.missing_cfg_file)  # looked for beside the experiment; size/… is a group of ours
+    return isinstance(error, HydraException) and "Could not override 'size'" in str(error)
+
+
+def _no_size() -> str:
+    paths = sorted(path for path in _CONF.glob("exp/**/*.yaml") if _TAKES_SIZE in path.read_text())
+    names = ", ".join(str(path.relative_to(_CONF).with_suffix("")) for path in paths)
+    return (f"size= is for the experiments on data of your own, and this is another one: name one of them by -cn "
+            f"({names}), and beside it what differs, as advantage=vineppo")  # fmt: skip
 
 
 def is_of_hydra(error: BaseException) -> bool:

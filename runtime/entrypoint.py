@@ -43,6 +43,7 @@ from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.peers import RankFailed
 from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner, outlive_reader
 from espalier.runtime.ranks import STARTED_BY, says_errors
+from espalier.runtime.task_lengths import register_lengths
 
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +65,8 @@ class BadConfig(ValueError):
 
 @cache
 def register_schemas() -> None:
-    """Put the root dataclasses where `defaults: [train_schema, ...]` finds them."""
+    """Put the root dataclasses where `defaults: [train_schema, ...]` finds them, and lengths by the task beside."""
+    register_lengths()
     store = ConfigStore.instance()
     store.store(name="train_schema", node=schemas.TrainConfig)
     store.store(name="rl_schema", node=schemas.RLConfig)

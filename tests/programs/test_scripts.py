@@ -295,7 +295,7 @@ def test_a_server_is_not_started_for_problems_that_cannot_be_read(tmp_path: Path
     assert f"{tmp_path}/train.jsonl:1: the row has no answer" in done.stderr
 
 
-def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
+def test_lengths_of_the_embedded_tasks_are_taken_for_no_other_by_scripts_and_programs(script: Script) -> None:
     for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
                                    "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip
         commands = script("policy=a", "run=b", f"task={task}", name="process_rewards.sh")
@@ -303,6 +303,12 @@ def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) ->
         assert {f"params.max_tokens={tokens}", f"server.max_model_len={window}"} <= set(sample)
         trains = [command for command in stages(commands) if command[0] == "trainer_base_ds_mul.py"]
         assert all(f"examples.max_length={window}" in command for command in trains)
+        by_server = compose_config(CONF, "api/vllm/trajectories", f"task={task}")
+        in_process = compose_config(CONF, "api/vllm/evaluate", f"task={task}")
+        engines = compose_config(CONF, "rl", f"task={task}", "client=data_parallel_engines", "server=none")
+        assert [config.params.max_tokens for config in (by_server, in_process, engines)] == [tokens] * 3
+        windows = [by_server.server, in_process.client, engines.client]
+        assert [node.max_model_len for node in windows] == [window] * 3
 
 
 def test_the_embedded_tasks_are_those_that_read_no_file() -> None:

@@ -402,6 +402,28 @@ def test_a_name_of_before_says_the_new_one(
     assert line in error_line(capsys)
 
 
+@pytest.mark.parametrize("words", [
+    ["-cn", "exp/ppo/vineppo_word_arithmetic", "size=ppo/1.5b"],
+    ["-cn", "exp/ppo/vineppo_word_arithmetic", "+size=ppo/1.5b"],
+    ["-cn", "exp/ppo/vineppo_word_arithmetic", "size=[ppo/7b,ppo/lora]"],
+])  # fmt: skip
+def test_a_size_of_an_experiment_without_sizes_names_those_that_have_them(
+    words: list[str], start: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(*words, "model.path=M", "output_dir=D", schema=RLConfig, name="rl") == 2
+    line = error_line(capsys)
+    assert line.startswith("error: config: size= is for the experiments on data of your own")
+    names = re.findall(r"exp/\w+/\w+", line)
+    assert names == ["exp/dpo/preference_pairs", "exp/ppo/grpo_problem_file", "exp/ppo/ppo_outcome_model",
+                     "exp/reward/outcome_pairs", "exp/reward/step_values", "exp/sft/demonstrations"]  # fmt: skip
+
+
+def test_a_size_that_there_is_not_is_named(start: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-cn", "exp/ppo/grpo_problem_file", "size=ppo/9b", "model.path=M", "output_dir=D"]
+    assert start(*words, schema=RLConfig, name="rl") == 2
+    assert "there is no size/ppo/9b: " in error_line(capsys)
+
+
 def test_a_stage_without_its_folder_says_the_name_with_it(start: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert start("-cn", "cut_states", "output=x", schema=StageConfig, folder="stage") == 2
     assert error_line(capsys) == "error: config: there is no config 'cut_states': it is now values/cut_states\n"
