@@ -6,6 +6,7 @@ adapter is peft's own folder; `merge_adapter` makes a standard Hugging Face fold
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class Lora:
     def wrap(self, model: PreTrainedModel) -> Any:
         """Return the model with adapters, all else frozen; a scalar head is trained and saved whole.
 
-        Raises BadModel where `targets` names no layer of the model.
+        Raises BadModel where `targets` names no layer of the model, or one that shares its weight with another.
         """
         from peft import LoraConfig, get_peft_model
 
@@ -70,12 +71,28 @@ class Lora:
             modules_to_save=heads or None,
         )
         try:
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             names = sorted({path.rpartition(".")[2] for path, part in model.named_modules()
                             if isinstance(part, torch.nn.Linear)})  # fmt: skip
             raise BadModel(f"lora.targets {self.targets} is not in the model: its layers are {', '.join(names)}, or "
                            f"all-linear ({str(error)[:80]})") from None  # fmt: skip
+        _check_own_weights(adapted)
+        return adapted
+
+
+def _check_own_weights(adapted: Any) -> None:
+    """Raise BadModel where an adapter is on a weight of several layers: it changes the output of one, and merged would
+    change them all (tied embeddings)."""
+    from peft.tuners.lora import LoraLayer
+
+    model = adapted.get_base_model()
+    owners = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
+    for name, layer in model.named_modules():
+        own = layer.get_base_layer().parameters(recurse=False) if isinstance(layer, LoraLayer) else ()
+        if any(owners[id(value)] > 1 for value in own):
+            raise BadModel(f"lora.targets: {name} shares its weight with another layer, which a merge would change "
+                           "too: leave it out")  # fmt: skip
 
 
 def read_adapter(adapter: Path) -> dict[str, Any]:
@@ -141,7 +158,7 @@ def merge_adapter(adapter: Path, load_base: Callable[[], Any]) -> Any:
     """Add the adapter to the weights of its base, in float32; the plain model that this makes.
 
     An adapter of a quantised base is added to the rounded weights it was trained on. Raises BadModel where the two do
-    not fit.
+    not fit, and where the adapter is on a weight of several layers.
     """
     from peft import PeftModel
 
@@ -149,7 +166,9 @@ def merge_adapter(adapter: Path, load_base: Callable[[], Any]) -> Any:
     bits = read_bits(adapter)
     base = round_weights(load_base(), bits) if bits else load_base()
     try:
-        return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
+        adapted = PeftModel.from_pretrained(base, str(adapter))
+        _check_own_weights(adapted)
+        return adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # safetensors, torch and peft raise many kinds; each is one bad adapter
         shown = str(error).strip().split("\n")[0][:200]
         raise BadModel(f"{adapter}: cannot merge it with {base.config._name_or_path}: {shown}") from error

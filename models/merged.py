@@ -22,24 +22,19 @@ _ADAPTER = "default"
 def adapter_scalings(model: Any) -> dict[str, float]:
     """s of every layer with an adapter, by the layer's name in the plain model; none without adapters.
 
-    Raises BadModel where a layer is not a plain linear one, or shares its weight with another.
+    Raises BadModel where a layer is not a plain linear one.
     """
     from peft.tuners.lora import LoraLayer
 
     if not hasattr(model, "get_base_model"):
         return {}
     inner = model.get_base_model()
-    owners: dict[int, list[str]] = {}
-    for name, value in inner.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(value), []).append(name)
     scalings = {}
     for name, layer in inner.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
         if type(layer.get_base_layer()) is not torch.nn.Linear:
             raise BadModel(f"lora.targets: the adapter of {name} cannot be delivered: it is no plain linear layer")
-        if len(owners[id(layer.get_base_layer().weight)]) > 1:
-            raise BadModel(f"lora.targets: {name} shares its weight with the embeddings: leave it out")
         scalings[name] = float(layer.scaling[_ADAPTER])
     return scalings
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
@@ -223,6 +224,32 @@ def test_settings_that_cannot_work_are_refused(tiny_policy: Path) -> None:
         adapted(tiny_policy, targets=["query"])
     with pytest.raises(BadModel, match=r"lora.bits must be 0, 4 or 8, got 3"):
         Lora(bits=3)
+
+
+def tied(policy: Path) -> Any:
+    """The policy with one tensor as embeddings and head."""
+    model = load_policy(str(policy))
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_a_shared_weight_is_refused_as_a_merge_would_change_both_layers(
+    layer: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    told = rf"lora.targets: \S*{layer} shares its weight with another layer, which a merge would change too: leave"
+    with pytest.raises(BadModel, match=told):
+        Lora(targets=["q_proj", layer]).wrap(tied(tiny_policy))
+    adapted(tiny_policy, targets=["q_proj", layer]).save_pretrained(tmp_path)
+    merge_adapter(tmp_path, lambda: load_policy(str(tiny_policy)))
+    with pytest.raises(BadModel, match=f"cannot merge it with .*{told}"):
+        merge_adapter(tmp_path, lambda: tied(tiny_policy))
+    config = tied(tiny_policy).config
+    with torch.device("meta"):  # as the memory plan has it
+        empty = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(BadModel, match=told):
+        Lora(targets=[layer]).wrap(empty)
 
 
 def test_a_quantised_base_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
