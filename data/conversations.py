@@ -105,8 +105,8 @@ def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
-    """Return the pair of a row in any of the layouts. Raises BadRow on a row that holds none, BadInput where the chat
-    template cannot be used."""
+    """Return the pair of a row in any of the layouts. Raises BadRow on a row that holds none or whose sides the chat
+    template does not write, BadInput where the template cannot be used."""
     if is_conversational(row, "chosen"):
         return _pair_of_turns(row, tokenizer)
     if not row.has("prompt"):
@@ -187,17 +187,23 @@ def _pair_of_turns(row: Row, tokenizer: Any) -> PairTokens:
     if any(turn["role"] != "assistant" for turn in (*chosen, *rejected)):
         raise BadRow("chosen and rejected part before their last turn: what others say in them would be learnt")
     one, other = responses_of_turns(tokenizer, prompt, [chosen, rejected], row.place)
+    for side, found in ((chosen, one), (rejected, other)):
+        _check_is_written(tokenizer, prompt, side, found.prompt, found.response)
+    if one.response_ids == other.response_ids:
+        raise BadRow("chosen and rejected are the same tokens")
     return PairTokens(one.prompt, one.response, other.response, one.prompt_ids, one.response_ids, other.response_ids)
 
 
 def response_tokens(row: Row, tokenizer: Any) -> ResponseTokens:
-    """Return the prompt and the completion of a row. Raises BadRow on a row that holds none, BadInput where the chat
-    template cannot be used."""
+    """Return the prompt and the completion of a row. Raises BadRow on a row that holds none, or whose completion the
+    chat template does not write, BadInput where the template cannot be used."""
     if is_conversational(row, "prompt") or is_conversational(row, "completion"):
         asked, answer = read_turns(row, "prompt"), read_turns(row, "completion")
         if any(turn["role"] != "assistant" for turn in answer):
             raise BadRow("completion holds a turn that is not the assistant's: move it into prompt")
-        return responses_of_turns(tokenizer, asked, [answer], row.place)[0]
+        (found,) = responses_of_turns(tokenizer, asked, [answer], row.place)
+        _check_is_written(tokenizer, asked, answer, found.prompt, found.response)
+        return found
     prompt, completion = _text(row, "prompt"), _text(row, "completion")
     if not completion:
         raise BadRow("completion is empty: nothing is judged or learnt of it")
@@ -229,13 +235,40 @@ def _answer(tokenizer: Any, prompt: Sequence[Turn], answer: Sequence[Turn], aske
     return text.rstrip("\n") + end
 
 
+def _check_is_written(tokenizer: Any, prompt: Sequence[Turn], learnt: Sequence[Turn], asked: str, text: str) -> None:
+    """Raise BadRow where the text that is learnt of some turns, behind the prompt's text `asked`, lacks a part of them,
+    white space aside. What a template writes only to ask (`<think>`) may be their beginning."""
+    if _holds(text, learnt):
+        return
+    if prompt and _holds(asked.removeprefix(write_chat(tokenizer, list(prompt), asks=False)) + text, learnt):
+        return
+    raise BadRow("the chat template does not write all that the assistant says (some leave out thoughts), and the "
+                 "model would learn to do without: use a template that keeps it, or give prompt and completion (of a "
+                 "pair prompt, chosen and rejected) as texts")  # fmt: skip
+
+
+def _holds(text: str, turns: Sequence[Turn]) -> bool:
+    """Say whether a text has the contents of the turns in it, one behind the other, white space aside."""
+    place, written = 0, "".join(text.split())
+    for turn in turns:
+        content = "".join(turn["content"].split())
+        place = written.find(content, place)
+        if place < 0:
+            return False
+        place += len(content)
+    return True
+
+
 def learnt_tokens(turns: Sequence[Turn], tokenizer: Any, num_asked: int = 0) -> LearntTokens:
     """Return a conversation's tokens and which of them the assistant writes behind the first `num_asked` turns, its end
-    tokens included. Raises BadRow where it writes none, BadInput where the template cannot be used."""
+    tokens included. Raises BadRow where it writes none, or not all of what they say, BadInput where the template cannot
+    be used."""
     if "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in (tokenizer.chat_template or ""):
         found = tokenizer.apply_chat_template(
             list(turns), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
+        own = [turn for turn in turns[num_asked:] if turn["role"] == "assistant"]
+        _check_is_written(tokenizer, [], own, "", write_chat(tokenizer, list(turns), asks=False))
         num_own = sum(turn["role"] == "assistant" for turn in turns[:num_asked])
         tokens = LearntTokens(list(found["input_ids"]), _without_runs(found["assistant_masks"], num_own))
     else:
@@ -265,14 +298,16 @@ def _by_turns(turns: Sequence[Turn], tokenizer: Any, num_asked: int) -> LearntTo
         behind = write_chat(tokenizer, list(turns[: number + 1]), asks=False)
         if not behind.startswith(before) or not whole.startswith(behind):
             raise BadInput(f"the chat template writes turn {number + 1} otherwise once the conversation goes on (it "
-                           "leaves out earlier thoughts, say): what the assistant wrote cannot be found in it; make a "
-                           "conversation end with it, or mark it in the template by {% generation %}")  # fmt: skip
+                           "leaves out earlier thoughts, say): what the assistant wrote cannot be found in it; learn "
+                           "the last turn alone (stage.learns=last), make a conversation end with it, or mark it in "
+                           "the template by {% generation %}")  # fmt: skip
         end = tokenizer.eos_token or ""
         place = whole.find(end, len(before), len(behind)) if end else -1
         if place < 0:
             raise BadInput(f"the chat template writes no end token ({end!r}) behind the assistant's turn, and a model "
                            "would learn never to stop: use a template that does")  # fmt: skip
         spans.append((len(before), place + len(end)))
+        _check_is_written(tokenizer, turns[:number], [turn], before, whole[len(before) : place + len(end)])
     ids: list[int] = []
     is_learnt: list[bool] = []
     place = 0

@@ -10,7 +10,6 @@ tokens are learnt, the end token too, but for the first one, which nothing predi
 false, and rows of `completion` with any `label`, are refused: a wrong response would be learnt.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +37,17 @@ class ImportConversations(PublishedRows):
 
     def read(self, row: Row, tokenizer: Any) -> WeightedResponse:
         """Return the record of a row. Raises BadRow."""
-        tokens, asked = _read(row, tokenizer)
-        is_learnt = tokens.is_learnt if self.learns == "all" else _last_run(tokens.is_learnt)
-        start = is_learnt.index(True)
+        tokens, asked = _read(row, tokenizer, self.learns == "last")
+        start = tokens.is_learnt.index(True)
         if not start:
             raise BadRow("nothing stands before what is learnt: a prompt is needed")
-        weights = [float(one) for one in is_learnt[start:]]
+        weights = [float(one) for one in tokens.is_learnt[start:]]
         return WeightedResponse(row_name(row), problem_key(asked), tokens.ids[:start], tokens.ids[start:], weights)
 
 
-def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
-    """Return a row's tokens, and what its first turn of the user asks."""
+def _read(row: Row, tokenizer: Any, learns_last: bool) -> tuple[LearntTokens, str]:
+    """Return a row's tokens, and what its first turn of the user asks. `learns_last`: of the turns of the assistant the
+    last alone is learnt."""
     if isinstance(row.fields.get("label"), bool) or (row.has("completion") and row.has("label")):
         raise BadRow("its label judges the response, and wrong ones would be learnt: read it by "
                      "pairs/import_preferences (for KTO), or leave the column out")  # fmt: skip
@@ -57,7 +56,8 @@ def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
         prompt = [] if column else read_turns(row, "prompt")
         turns = read_turns(row, column) if column else [*prompt, *read_turns(row, "completion")]
         asked = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
-        return learnt_tokens(turns, tokenizer, len(prompt)), asked
+        last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+        return learnt_tokens(turns, tokenizer, max(len(prompt), last) if learns_last else len(prompt)), asked
     if row.has("text") and not row.has("prompt") and not row.has("completion"):
         ids = _whole_text(row, tokenizer)
         return LearntTokens(ids, [False] + [True] * (len(ids) - 1)), str(row.fields["text"])
@@ -81,10 +81,3 @@ def _whole_text(row: Row, tokenizer: Any) -> list[int]:
     if len(ids) == 1:
         raise BadRow("text is nothing but an end token: there is nothing to learn")
     return ids
-
-
-def _last_run(is_learnt: Sequence[bool]) -> list[bool]:
-    """Return only the last unbroken run of true values."""
-    end = max(place for place, one in enumerate(is_learnt) if one) + 1
-    start = next((place + 1 for place in range(end - 1, -1, -1) if not is_learnt[place]), 0)
-    return [start <= place < end for place in range(len(is_learnt))]

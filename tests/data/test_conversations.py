@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.silence.real_tokenizers import build
-from espalier.data.conversations import ended_response, learnt_tokens, pair_tokens, split_prompt
+from espalier.data.conversations import ended_response, learnt_tokens, pair_tokens, response_tokens, split_prompt
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row
 from espalier.models.tiny import build_tokenizer
@@ -24,6 +24,19 @@ FORGETS = (  # leaves out what the assistant said before, as templates of reason
     "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{{ m['content'] if loop.last or m['role'] != 'assistant' else '...' }}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETS_THOUGHTS = (  # DeepSeek-R1-Distill's, without its parts for tools
+    "{% for m in messages %}{% set content = m['content'] %}{% if m['role'] == 'assistant' and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+OPENS_THOUGHTS = (  # Qwen3-Thinking's way: the prompt writes the first <think>
+    "{% for m in messages %}{% set content = m['content'] %}{% if m['role'] == 'assistant' and '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1] | trim %}"
+    "{% set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content.split('</think>')[-1] | trim %}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 )
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -77,6 +90,46 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(chat: Any) -> None:
     chat.chat_template = CHAT
     with pytest.raises(BadRow, match="no turn of the assistant"):
         learnt_tokens(TURNS[:2], chat)
+
+
+def thought(text: str, answer: str = "5") -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": f"<think> {text} </think>\n\n\n{answer}"}]
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_a_template_that_drops_the_thoughts_of_what_is_learnt_is_refused(is_marked: bool, chat: Any) -> None:
+    """Else the model would learn to answer without them, and pairs of thoughts would be pairs of equal tokens."""
+    chat.chat_template = FORGETS_THOUGHTS
+    if is_marked:
+        chat.chat_template = FORGETS_THOUGHTS.replace("content + '<|im_end|>' }}", "'' }}{% generation %}{{ content }}"
+                                                      "<|im_end|>{% endgeneration %}")  # fmt: skip
+    prompt, good = TURNS[:2], thought("2 and 3 make five.")
+    with pytest.raises(BadRow, match="does not write all that the assistant says"):
+        learnt_tokens([*prompt, *good], chat)
+    with pytest.raises(BadRow, match="does not write all that the assistant says"):
+        pair_tokens(row(prompt=prompt, chosen=good, rejected=thought("2 and 3 make six, or so.", "5!")), chat)
+    with pytest.raises(BadRow, match="does not write all that the assistant says"):
+        response_tokens(row(prompt=prompt, completion=good), chat)
+    example = [*prompt, *good, TURNS[3], {"role": "assistant", "content": "10"}]
+    assert any(learnt_tokens(example, chat, num_asked=4).is_learnt), "what only the prompt holds is not learnt"
+
+
+def test_thoughts_that_the_prompt_opens_are_learnt_whatever_their_white_space(chat: Any) -> None:
+    chat.chat_template = OPENS_THOUGHTS
+    prompt, good, bad = TURNS[:2], thought("2 and 3 make five."), thought("2 and 3 make six.")
+    found = learnt_tokens([*prompt, *good], chat)
+    learnt = chat.decode([token for token, one in zip(found.ids, found.is_learnt, strict=True) if one])
+    assert learnt == "2 and 3 make five.\n</think>\n\n5<|im_end|>"
+    assert chat.decode(response_tokens(row(prompt=prompt, completion=good), chat).response_ids) == learnt
+    pair = pair_tokens(row(prompt=prompt, chosen=good, rejected=bad), chat)
+    assert chat.decode(pair.rejected_ids) == learnt.replace("five", "six")
+
+
+def test_two_turns_that_a_template_writes_alike_are_no_pair(chat: Any) -> None:
+    chat.chat_template = CHAT.replace("{{ m['content'] }}", "{{ m['content'] | trim }}")
+    sides = [[{"role": "assistant", "content": text}] for text in ("5", "5\n")]
+    with pytest.raises(BadRow, match="chosen and rejected are the same tokens"):
+        pair_tokens(row(prompt=TURNS[:2], chosen=sides[0], rejected=sides[1]), chat)
 
 
 @pytest.mark.parametrize("template", [CHAT, MARKED])

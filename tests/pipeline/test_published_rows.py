@@ -1,6 +1,7 @@
 """Published pairs and conversations, from their files to the examples of a training."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,34 @@ def test_conversations_become_examples_whose_weights_mask_all_but_the_assistant(
     assert tokenizer.decode(last.prompt_ids).endswith("and 4?" + end + "\nassistant: ")
     assert tokenizer.decode(last.response_ids) == f"9{end}\n"
     assert last.weights == [1.0] * (len(last.weights) - 1) + [0.0]
+
+
+def test_the_last_turn_is_learnt_of_a_template_that_leaves_out_earlier_thoughts(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    """Such a template cannot teach the earlier turns: their thoughts are gone once the conversation goes on."""
+    tokenizer = load_tokenizer(str(chat_model))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' }}"
+        "{{ m['content'] if loop.last else m['content'].split('</think>')[-1] }}{{ eos_token + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    shutil.copytree(chat_model, tmp_path / "forgets")
+    tokenizer.save_pretrained(tmp_path / "forgets")
+    turns = [
+        ("user", "2?"),
+        ("assistant", "<think>two</think>2"),
+        ("user", "3?"),
+        ("assistant", "<think>three</think>3"),
+    ]
+    path = lines(tmp_path / "chats.jsonl", [{"messages": [{"role": role, "content": text} for role, text in turns]}])
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    with pytest.raises(BadInput, match=r"learn the last turn alone \(stage\.learns=last\)"):
+        list(ImportConversations(str(tmp_path / "forgets")).run(path, context))
+    (last,) = ImportConversations(str(tmp_path / "forgets"), learns="last").run(path, context)
+    learnt = [token for token, weight in zip(last.response_ids, last.weights, strict=True) if weight]
+    assert tokenizer.decode(learnt) == "<think>three</think>3" + tokenizer.eos_token
+    assert "two" not in tokenizer.decode(last.prompt_ids)
 
 
 def test_settings_that_cannot_be_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
