@@ -36,6 +36,10 @@ pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
 # Many small processes: one thread each is faster than two that wait; a fork of a process with more of them may hang.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# torch asks for the name of both ends of every connection of a group: a question that the name server loses costs a
+# second then, and not five.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # Tokenised examples of tests are no user's: one folder for all workers, removed by the first.
 if "ESPALIER_TEST_CACHE" not in os.environ:
     os.environ["ESPALIER_TEST_CACHE"] = os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="espalier-examples-")

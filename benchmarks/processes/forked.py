@@ -68,6 +68,8 @@ def run_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> 
 
 def start_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> list[int]:
     """Return the process ids of the ranks of `run_ranks`."""
+    import torch._inductor.compile_fx  # noqa: F401, which DeepSpeed's optimizers load: a second, once
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

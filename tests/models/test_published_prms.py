@@ -58,7 +58,18 @@ def score(folder: Path, name: str, solutions: Sequence[Solution]) -> list[list[f
 
 
 def scorer_of(row: PublishedPRM, folder: Path) -> PublishedScorer:
-    return PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, "fp32")
+    return PublishedScorer(load_published(str(folder), row), tokenizer_of(folder), row, "fp32")
+
+
+READ: dict[tuple[bytes, ...], Any] = {}
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Read once for all folders with the same files: that of 32,000 pieces takes longer than scoring."""
+    files = tuple(path.read_bytes() for path in sorted([*folder.glob("*token*"), *folder.glob("chat*")]))
+    if files not in READ:
+        READ[files] = load_tokenizer(str(folder))
+    return READ[files]
 
 
 def assert_exact(folder: Path, name: str, expected: Sequence[float], steps: Sequence[str] = STEPS) -> None:

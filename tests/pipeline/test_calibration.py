@@ -70,7 +70,7 @@ def stated(draw: st.DrawFn) -> tuple[list[tuple[Fraction, int]], int]:
 
 
 @pytest.mark.parametrize("is_equal_count", [True, False])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(drawn=stated())
 def test_the_calibration_error_is_that_of_the_published_definitions(
     is_equal_count: bool, drawn: tuple[list[tuple[Fraction, int]], int]

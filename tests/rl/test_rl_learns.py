@@ -15,6 +15,7 @@ from espalier.rl.advantages.rloo import RLOO
 from espalier.runtime.schemas import CriticConfig
 from tests.rl.test_rl_life import SMALL, server
 from tests.support.rl_cases import make_trainer, on_repeatable, read_metrics
+from tests.support.slow import slow_unless
 
 __all__ = ["server"]  # a fixture
 RISE = 0.08  # of the share of even tokens, half of all in the beginning; four times what chance makes of it
@@ -32,8 +33,6 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
              {"correction": "divergence", "tis_cap": 1e6, "clip_low": 1.0, "clip_high": 1e6}),
 }  # fmt: skip
 
-ORDINARY = ("grpo", "ppo", "dppo")
-
 
 def rewards(trainer: Any, run_dir: Path) -> list[float]:
     """Return the mean reward of every iteration."""
@@ -41,9 +40,7 @@ def rewards(trainer: Any, run_dir: Path) -> list[float]:
     return [row["rollout/reward"] for row in read_metrics(run_dir) if "rollout/reward" in row]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in ORDINARY else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind == "ppo", KINDS))
 def test_a_reward_that_can_be_had_rises(
     kind: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: Any, tmp_path: Path
 ) -> None:
@@ -56,7 +53,7 @@ def test_a_reward_that_can_be_had_rises(
 def test_a_policy_that_takes_no_steps_stays_where_it_is(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: Any, tmp_path: Path
 ) -> None:
-    still = {**SETTINGS, "learning_rate": 1e-9}
+    still = {**SETTINGS, "learning_rate": 1e-9, "num_iterations": 8}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", RLOO(), **still)
     found = rewards(on_repeatable(trainer, server), tmp_path / "run")
     assert abs(fmean(found[-4:]) - fmean(found[:4])) < RISE, found

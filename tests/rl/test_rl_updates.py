@@ -426,7 +426,7 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
 ) -> None:
     whole = []
     for number in (1, 2):
-        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "evaluation_every": 0}
+        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 2, "evaluation_every": 0}
         trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / str(number), "", **settings)
         if number == 2:
             monkeypatch.setattr(trainer.policy, "makes_one_pass", lambda _: False)

@@ -174,6 +174,8 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
 
     with pytest.raises(BadRoom, match=r"2 engines of 1 CPU, 3 GPUs each are wanted, and the cluster has room for 0"):
         asyncio.run(start(gpus_each=3))
+    with pytest.raises(BadRoom, match="1 engines of 1 CPU, 1 for_engines each are wanted, and the cluster has room"):
+        asyncio.run(start(num_engines=1, resources={"for_engines": 1}))
     with pytest.raises(BadRoom, match=r"client.placement must be one of PACK"):
         Stood("m", "l", placement="TIGHT")
     with pytest.raises(BadRoom, match="need at least 1 CPU each"):
@@ -188,6 +190,7 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_engines_are_on_nodes_that_have_what_they_ask_for_besides(cluster: Any, tmp_path: Path) -> None:
     """Apart from learners: of `ray start --resources '{"for_engines": 2}'`."""
     made = cluster.add_node(num_cpus=2, resources={"for_engines": 2})

@@ -142,10 +142,10 @@ def test_tokens_and_padding_are_those_of_the_loaders_own_batches(
 
 
 def test_a_long_run_is_scaled_up_from_its_first_steps(explain: Run) -> None:
-    settings = ["update.batch_size=9", "update.micro_batch_size=9", "max_steps=600"]
+    settings = ["update.batch_size=9", "update.micro_batch_size=9", "max_steps=200"]
     found = explain("train", *settings, max_counted_steps=10)["tokens"]
     assert found["counted_steps"] == 10
-    assert found["tokens"] == 600 * found["tokens_per_step"]["mean"] == explain("train", *settings)["tokens"]["tokens"]
+    assert found["tokens"] == 200 * found["tokens_per_step"]["mean"] == explain("train", *settings)["tokens"]["tokens"]
 
 
 def test_a_pair_is_two_rows_with_their_prompt(explain: Run) -> None:
