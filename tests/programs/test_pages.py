@@ -65,8 +65,30 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
         ("bash scripts/preferences.sh pair=step policy=M", "pair"),
         ("bash scripts/bench.sh no_benchmark", "no_benchmark"),
         ("bash scripts/check.sh spelling", "spelling"),
+        ("python main.py -cn exp/ppo/grpo_problem_file task.path=F model.path=M output_dir=D", "task.kind: no value"),
+        ("bash scripts/prm_benchmark.sh prm=P task=problem_file task.kind=number file=F run=R", "task.path: no value"),
     ]:
         assert reason in fault(Command("page.md", tuple(words.split()))), words
+    assert not fault(Command("page.md", ("bash", "scripts/evaluate.sh", "task=problem_file"), is_open=True))
+
+
+def test_where_an_answer_is_read_in_a_box_the_prompt_asks_for_one() -> None:
+    boxed = [command for found in COMMANDS.values() for command in found if "task.kind=response_math" in command.words]
+    asking = [command for command in boxed if not command.is_open and "prm_benchmark.sh" not in str(command)]
+    assert len(asking) > 10
+    prompts = {"prompt=chat_math", "prompt@task.template=chat_math"}
+    assert not [str(command) for command in asking if not prompts & {*command.words}]
+
+
+@pytest.mark.parametrize("page", ["walk.md", "recipes.md"])
+def test_every_setting_that_a_page_has_added_to_reinforcement_learning_composes_there(page: str) -> None:
+    section = (DOCS / page).read_text().partition("\n## Reinforcement learning")[2].partition("\n## ")[0]
+    cells = [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| ")]
+    added = [span for cell in cells for span in spans(cell) if "=" in span and is_settings(span.replace("+", ""))]
+    assert len(added) > 3
+    given = "python main.py -cn exp/ppo/grpo_problem_file task.path=F task.kind=number model.path=M output_dir=D"
+    wrong = {span: reason for span in added if (reason := fault(Command(page, tuple(f"{given} {span}".split()))))}
+    assert not wrong
 
 
 def test_the_first_page_leads_to_every_page() -> None:

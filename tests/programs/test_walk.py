@@ -91,11 +91,11 @@ def test_a_chat_model_of_ones_own_goes_from_judged_steps_to_best_of_n_by_no_sett
     words = done.stdout.split()
     assert words == ["-cn", "exp/reward/step_values", "size=reward/0.5b"]
     run(sys.executable, "trainer_base_ds_mul.py", *words, "examples=annotated_solutions", "eval_examples=null",
-        "prompt@examples.template=chat_math",
+        "prompt@examples.template=chat_math", "evaluation.every=0",
         f"examples.path={tmp_path}/judged.jsonl", "examples.part=all", f"model.path={model}",
         f"output_dir={work}/prm", "update.batch_size=8", "update.micro_batch_size=8")  # fmt: skip
     run("bash", "scripts/evaluate.sh", "task=problem_file", f"task.path={tmp_path}/problems",
-        "task.kind=response_math", "prompt=chat_math", f"policy={model}", "name=own", f"run={work}",
+        "task.kind=response_math", "task.steps=math", "prompt=chat_math", f"policy={model}", "name=own", f"run={work}",
         "num_problems=8", "num_samples=4", "max_tokens=48", "server.kv_cache_gib=1")  # fmt: skip
 
     out = work / "evaluation" / "own"

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from espalier.command import PROGRAMS as WORDS
-from tests.runtime.test_configs import CONF, bind_components, compose_config
+from tests.runtime.test_configs import CONF, bind_components, compose_config, missing_keys
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.name != "changelog.md")])
@@ -28,10 +30,11 @@ _LEFT_OUT = {"…", "...", "\\"}
 @dataclass(frozen=True)
 class Command:
     """One command of a page: `words` without variables before it, brackets of optional parts and what `…` leaves
-    out."""
+    out; with such a `…` it `is_open`."""
 
     page: str
     words: tuple[str, ...]
+    is_open: bool = False
 
     def __str__(self) -> str:
         return f"{self.page}: {' '.join(self.words)[:90]}"
@@ -59,7 +62,7 @@ def commands(page: Path) -> Iterator[Command]:
         for part in re.split(r" && | \| ", line):
             words = split(part)
             if words and is_command(words):
-                yield Command(page.name, tuple(words))
+                yield Command(page.name, tuple(words), is_open="…" in part or "..." in part)
 
 
 def split(line: str) -> list[str]:
@@ -111,9 +114,9 @@ def fault(command: Command) -> str:
     elif name == "sbatch":
         name, arguments = "trainer_base_ds_mul.py", arguments[arguments.index("scripts/slurm.sh") + 1 :]
     if name.endswith(".sh"):
-        return script_fault(name, arguments)
+        return script_fault(name, arguments) or ("" if command.is_open else task_fault(arguments))
     if name in PROGRAMS - {"launch.py"}:
-        return program_fault(name, tuple(arguments))
+        return program_fault(name, tuple(arguments), command.is_open)
     is_ours = name.endswith(".py") and name != "PROGRAM.py"
     return f"there is no program {name}" if is_ours and name not in PROGRAMS else ""
 
@@ -127,8 +130,9 @@ _OTHER_WORDS = {"--help", "--cfg", "job", "-cn", "-cp", "--quick", "ARGUMENTS", 
 
 
 @cache
-def program_fault(name: str, arguments: tuple[str, ...]) -> str:
-    """What is wrong with a program's arguments: the config composes with them, and its components take them."""
+def program_fault(name: str, arguments: tuple[str, ...], is_open: bool = False) -> str:
+    """What is wrong with a program's arguments: the config composes with them, its components take them, and where they
+    say where to write, and are not open, nothing lacks a value."""
     found = re.search(r'config_name="([^"]+)"(?:, config_folder="([^"]+)")?', (ROOT / name).read_text())
     assert found, name
     config, folder = found[1], CONF / (found[2] or "")
@@ -144,11 +148,30 @@ def program_fault(name: str, arguments: tuple[str, ...]) -> str:
     if is_placeholder(config):
         return ""
     overrides = [word for word in overrides if not is_open_choice(*word.partition("=")[::2]) and word != "key=value"]
+    is_whole = not is_open and any(word.startswith(("output=", "output_dir=")) for word in overrides)
     try:
-        bind_components(compose_config(folder, config, *(quoted(word) for word in overrides)))
+        composed = compose_config(folder, config, *(quoted(word) for word in overrides))
+        lacking = missing_keys(OmegaConf.to_container(composed)) if is_whole else []
+        bind_components(composed)
     except Exception as error:
         return f"{error} {error.__cause__ or ''}"
-    return ""
+    return f"{', '.join(lacking)}: no value" if lacking else ""
+
+
+def task_fault(arguments: list[str]) -> str:
+    """Which setting of the task that a script's arguments choose has no value; "" where each has one."""
+    given = dict(word.split("=", 1) for word in arguments if "=" in word)
+    task = given.get("task", "")
+    if not (CONF / "task" / f"{task}.yaml").is_file():
+        return ""
+    lacking = set(missing_keys(OmegaConf.to_container(task_config(task)), "task")) - given.keys()
+    return f"{', '.join(sorted(lacking))}: no value" if lacking else ""
+
+
+@cache
+def task_config(task: str) -> DictConfig:
+    """What a task is without further settings."""
+    return compose_config(CONF, "sample", f"task={task}").task
 
 
 def quoted(override: str) -> str:
