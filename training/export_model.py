@@ -21,6 +21,7 @@ from espalier.data.training_layout import read_training_layout
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import write_bits
 from espalier.models.quantised import round_weights
+from espalier.runtime.base_model import base_of_run, check_base, write_base
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.run_dir import changed_input, input_fingerprints
@@ -82,7 +83,8 @@ class ExportModel:
         return [str(Path(self.run_dir) / "config.yaml"), str(self.folder / "manifest.json")]
 
     def run(self, input_path: str, context: Context) -> None:
-        """Write the folder, complete or not at all. Raises BadInput where an input is given."""
+        """Write the folder, complete or not at all. Raises BadInput where an input is given, and BadConfig where
+        weights that the checkpoint does not hold would come from another model than the run began with."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads a run: set stage.run_dir, leave input empty")
         model = build(self.config["model"])
@@ -91,6 +93,9 @@ class ExportModel:
         if lora:  # adapters of a quantised base belong to its rounded weights
             model = build({**lora, "bits": 0}).wrap(round_weights(model, bits) if bits else model)
         shapes = {name: value.shape for name, value in model.state_dict().items()}
+        trained_on = base_of_run(Path(self.run_dir))
+        if not all(parameter.requires_grad for parameter in model.parameters()):  # the others are the base's
+            check_base(trained_on, self.config["model"]["path"], Path(self.run_dir))
         load_weights(model, stored_weights(self.folder, shapes), str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
@@ -100,6 +105,7 @@ class ExportModel:
             if lora:
                 model.save_pretrained(partial / "adapter")
                 write_bits(partial / "adapter", bits)
+                write_base(partial / "adapter", trained_on)
                 copy_trained_on(partial, partial / "adapter")
                 (partial / "adapter" / "README.md").unlink(missing_ok=True)
                 whole = model.merge_and_unload(safe_merge=True)

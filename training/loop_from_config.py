@@ -18,6 +18,7 @@ from espalier.models.lora import merge_adapter, write_bits
 from espalier.models.packing_check import choose_layout, is_cut, packing_of
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
 from espalier.models.without_adapters import PolicyWithoutAdapters
+from espalier.runtime.base_model import base_of_run, check_base, write_base
 from espalier.runtime.distributed import device, is_main_rank, rank, world_size
 from espalier.runtime.entrypoint import build
 from espalier.runtime.manifest import write_folder
@@ -192,14 +193,17 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
 
 def save_model(loop: Loop, tokenizer: Any) -> None:
     """model/, a standard folder; with adapters also adapter/, from which model/ is merged. Both say what was trained on
-    (`data.trained_on`)."""
+    (`data.trained_on`). Raises BadConfig, with adapter/ saved, where the base is no longer the one that it was trained
+    on."""
     config, adapter = loop.config, loop.run_dir / "adapter"
+    trained_on = base_of_run(loop.run_dir)
 
     def write_adapter(folder: Path) -> None:
         loop.engine.save_model(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
         if rank() == 0:
             write_bits(folder, int(config.lora.get("bits", 0)))
+            write_base(folder, trained_on)
             write_trained_on(folder, loop.loader.examples, tokenizer, config.model)
 
     def write(folder: Path) -> None:
@@ -208,6 +212,7 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             if rank() == 0:
                 write_trained_on(folder, loop.loader.examples, tokenizer, config.model)
         elif rank() == 0:
+            check_base(trained_on, config.model["path"], adapter)
             merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
             copy_trained_on(adapter, folder)
         if rank() == 0:

@@ -13,6 +13,7 @@ from espalier.data.trained_on import copy_trained_on
 from espalier.models.load import load_tokenizer
 from espalier.models.lora import base_of_adapter, merge_adapter
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.base_model import base_of_adapter_folder, check_base
 from espalier.runtime.manifest import write_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -35,10 +36,12 @@ class MergeLora:
         return [str(Path(self.adapter) / name) for name in ("adapter_config.json", "adapter_model.safetensors")]
 
     def run(self, input_path: str, context: StageContext) -> None:
-        """Write the folder, complete or not at all. Raises BadInput where there is an input."""
+        """Write the folder, complete or not at all. Raises BadInput where there is an input, and BadConfig where the
+        base is not the one that the adapter was trained on."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an adapter: set stage.adapter, leave input empty")
         base = base_of_adapter(Path(self.adapter), self.base)
+        check_base(base_of_adapter_folder(Path(self.adapter)), base.config._name_or_path, Path(self.adapter))
         tokenizer = load_tokenizer(base.config._name_or_path)
         merged = merge_adapter(Path(self.adapter), lambda: base)
 

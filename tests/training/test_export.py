@@ -13,7 +13,7 @@ import peft  # noqa: F401  (loaded once, before the forks)
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from benchmarks.processes.forked import exit_code, start_program
@@ -21,13 +21,15 @@ from espalier.data.records import BadInput
 from espalier.data.training_layout import TrainingLayout, read_training_layout
 from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.models.load import load_policy
+from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.merge_lora import MergeLora
-from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.manifest import find_damage
+from espalier.runtime.run_dir import model_fingerprint
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, save
-from espalier.training.engine import load_weights, trained_tensors
+from espalier.training.engine import TorchEngine, load_weights, trained_tensors
 from espalier.training.export_model import ExportModel
 
 IDS = torch.tensor([[5, 9, 30, 31, 7]])
@@ -141,7 +143,7 @@ def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list
     printed = run(TRAINER, log, *settings, f"output_dir={run_dir}", "lora=dora", "lora.rank=4")
     assert "trained)" in printed
     assert sorted(path.name for path in (run_dir / "adapter").iterdir()) == [
-        "adapter_config.json", "adapter_model.safetensors", "manifest.json",
+        "adapter_config.json", "adapter_model.safetensors", "base.json", "manifest.json",
     ]  # fmt: skip
     run(STAGE, log, "-cn", "training/merge_lora", f"stage.adapter={run_dir}/adapter", f"output={tmp_path}/merged")
     run(
@@ -159,6 +161,56 @@ def test_adapters_leave_a_merged_model_and_export_and_merge_agree(settings: list
     assert {parameter.dtype for parameter in models[2].parameters()} == {torch.bfloat16}
     assert not (run_dir / "model" / "adapter_config.json").exists()
     assert (tmp_path / "3" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def move_weights(folder: Path) -> None:
+    """Make a model again under its name: other weights of the same shapes."""
+    weights = {name: value + 0.1 for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_adapters_are_put_on_no_other_base_than_they_were_trained_on(
+    settings: list[str], tiny_policy: Path, tmp_path: Path
+) -> None:
+    base, run_dir, adapter = tmp_path / "base", tmp_path / "run", tmp_path / "run" / "adapter"
+    shutil.copytree(tiny_policy, base)
+    mine = [*settings, f"model.path={base}", f"output_dir={run_dir}", "lora=lora", "lora.rank=4"]
+    run(TRAINER, tmp_path / "log", *mine)
+    ExportModel(str(run_dir)).run("", StageContext(None, tmp_path / "before", 10.0))
+    move_weights(base)
+    told = f"was trained on another model than stands at {base} now: put that one back"
+    with pytest.raises(BadConfig, match=f"{run_dir} {told}"):
+        ExportModel(str(run_dir)).run("", StageContext(None, tmp_path / "after", 10.0))
+    for folder in (adapter, tmp_path / "before" / "adapter"):
+        with pytest.raises(BadConfig, match=f"{folder} {told}"):
+            MergeLora(str(folder)).run("", StageContext(None, tmp_path / "after", 10.0))
+    assert not (tmp_path / "after").exists()
+    MergeLora(str(adapter), str(tiny_policy)).run("", StageContext(None, tmp_path / "merged", 10.0))
+    models = [logits(load_policy(str(tmp_path / name))) for name in ("run/model", "merged")]
+    assert torch.equal(*models)
+    (adapter / "base.json").unlink()  # an adapter of before does not say what it was trained on
+    MergeLora(str(adapter)).run("", StageContext(None, tmp_path / "unknown", 10.0))
+
+
+@pytest.mark.parametrize("trains", ["head", "all"])
+def test_a_head_is_exported_on_the_body_it_was_trained_on(trains: str, tiny_policy: Path, tmp_path: Path) -> None:
+    base, run_dir = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(tiny_policy, base)
+    model = load_process_reward(str(base), 1, trains=trains)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    save(run_dir, TorchEngine(model, optimizer, torch.device("cpu"), 1.0), TrainState(1, "d"), keep=1)
+    node = {"_target_": "espalier.models.scalar_head.load_process_reward", "path": str(base), "num_labels": 1}
+    config = {"model": {**node, "trains": trains}, "examples": {}}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    (run_dir / "provenance.yaml").write_text(yaml.safe_dump({"inputs": {str(base): model_fingerprint(str(base))}}))
+    move_weights(base)
+    stage = ExportModel(str(run_dir))
+    if trains == "head":
+        with pytest.raises(BadConfig, match=f"run was trained on another model than stands at {base} now"):
+            stage.run("", StageContext(None, tmp_path / "out", 10.0))
+        return
+    stage.run("", StageContext(None, tmp_path / "out", 10.0))  # every weight is in the checkpoint
+    assert torch.equal(logits(load_process_reward(str(tmp_path / "out"))), logits(model))
 
 
 @pytest.mark.slow
