@@ -29,10 +29,18 @@ from espalier.data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_reco
 from espalier.data.records import BadInput, parse_record
 from espalier.models.load import BadModel
 from espalier.models.lora import merge_adapter
+from espalier.runtime.base_model import base_of_adapter_folder, base_of_run, check_base
 from espalier.runtime.distributed import barrier, device, from_main_rank, rank, world_size
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.manifest import find_damage
-from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
+from espalier.runtime.run_dir import (
+    changed_keys,
+    model_fingerprint,
+    name_of,
+    provenance,
+    same_origin,
+    stored_config,
+)
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
 from espalier.training.engine import load_weights
@@ -45,6 +53,8 @@ log = logging.getLogger("train")
 REFERENCE = "reference"
 # What of a config the rows depend on, beside weights and examples; the rest may differ between two starts.
 _MATTERS = ("precision", "objective", "examples")
+# What of `model` and `lora` may differ from a run whose checkpoint is read: no weight and no output depends on it.
+_MAY_DIFFER = ("path", "attention", "gradient_checkpointing", "dropout")
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,14 @@ class Checkpoint:
         manifest = Path(self.path) / "manifest.json"
         return file_sha256(manifest) if manifest.is_file() else model_fingerprint(self.path)
 
+    def inputs(self, base: str) -> dict[str, str]:
+        """Return hashes of what it is made of: itself, and, where it is an adapter or a checkpoint of a run, the model
+        at `base`."""
+        found = {self.path: self.fingerprint()}
+        if is_checkpoint(self.path) or is_adapter(self.path):
+            found["base"] = model_fingerprint(base) or base
+        return found
+
 
 def find_checkpoints(wanted: Any, folder: Path, model_path: str) -> list[Checkpoint]:
     """Return the checkpoints in their order. Raises BadInput where a pattern finds none or two have one name."""
@@ -104,16 +122,49 @@ def _matching(item: str) -> list[str]:
     return folders
 
 
+def is_checkpoint(path: str) -> bool:
+    """Say whether a folder is a checkpoint of a run, as the trainer wrote it."""
+    return (Path(path) / "state.json").is_file()
+
+
+def is_adapter(path: str) -> bool:
+    """Say whether a folder is an adapter."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+def check_as_run(config: TrainConfig, folder: Path) -> Path | None:
+    """Return the run that a checkpoint lies in; None where it lies in none. Raises BadConfig where that run built its
+    model, or its adapters, otherwise than this config does."""
+    run = next((parent.parent for parent in folder.absolute().parents if parent.name == "checkpoints"), None)
+    if run is None or not (stored := stored_config(run)):
+        return None
+    for node in ("model", "lora"):
+        one, other = (
+            {name: value for name, value in (found or {}).items() if name not in _MAY_DIFFER}
+            for found in (stored.get(node), getattr(config, node))
+        )
+        if different := changed_keys(one, other, knows_defaults=True):
+            key, old, new = different[0]
+            raise BadConfig(f"{folder}: its run has {node}.{key}={old}, not {new}: give that run's settings of model "
+                            "and lora")  # fmt: skip
+    return run
+
+
 def load_checkpoint(config: TrainConfig, path: str) -> Any:
-    """Return the model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel."""
-    folder = Path(path)
-    if (folder / "state.json").is_file():
+    """Return the model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel, and BadConfig where
+    the config builds another model than the checkpoint's run did, or has another base."""
+    folder, base = Path(path), str(config.model["path"])
+    if is_checkpoint(path):
         if damage := find_damage(folder):
             raise BadModel(f"{folder} is damaged: {damage}: choose another checkpoint")
+        run = check_as_run(config, folder)
         model = make_model(config)
+        if run is not None and not all(parameter.requires_grad for parameter in model.parameters()):
+            check_base(base_of_run(run), base, folder)  # weights that the checkpoint does not hold
         shapes = {name: value.shape for name, value in model.state_dict().items()}
         load_weights(model, stored_weights(folder, shapes), path)
-    elif (folder / "adapter_config.json").is_file():
+    elif is_adapter(path):
+        check_base(base_of_adapter_folder(folder), base, folder)
         model = merge_adapter(folder, lambda: build(config.model))
     else:
         node = {**config.model, "path": path}
@@ -169,7 +220,7 @@ def _write(
     config: TrainConfig, checkpoint: Checkpoint, examples: StoredExamples, load: Callable[[], Scorer]
 ) -> type[Prediction]:
     """Return the rows of one checkpoint; their kind."""
-    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": examples.fingerprint}
+    inputs = checkpoint.inputs(str(config.model["path"])) | {"examples": examples.fingerprint}
     done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
     if done is None:
         log.info("%s is complete", checkpoint.file)
@@ -204,7 +255,8 @@ def _begin(
     origin = checkpoint.parts / "meta.json"
     stored = checkpoint.meta if checkpoint.file.exists() else origin
     if stored.is_file():
-        others = [one.name for one in fields(config) if one.name not in _MATTERS]
+        matters = {*_MATTERS, *(("lora",) if is_checkpoint(checkpoint.path) else ())}
+        others = [one.name for one in fields(config) if one.name not in matters]
         difference = same_origin(json.loads(stored.read_text()), config, inputs, ignore=others)
         if difference:
             raise BadInput(f"{checkpoint.file} was made otherwise ({difference}): choose another output_dir, or remove "

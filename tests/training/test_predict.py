@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from benchmarks.processes.forked import run_ranks
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
@@ -17,8 +18,9 @@ from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.models.load import BadModel, load_policy, load_tokenizer
 from espalier.models.lora import Lora
 from espalier.models.scalar_head import load_process_reward
+from espalier.runtime.base_model import write_base
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.run_dir import name_of
+from espalier.runtime.run_dir import model_fingerprint, name_of
 from espalier.runtime.schemas import PredictConfig, TrainConfig
 from espalier.training import checkpoint
 from espalier.training.engine import TorchEngine
@@ -285,6 +287,64 @@ def test_a_checkpoint_of_a_run_and_an_adapter_are_read_too(config: TrainConfig, 
     adapted.save_pretrained(tmp_path / "adapter")
     merged = adapted.merge_and_unload(safe_merge=True)
     assert same_weights(load_checkpoint(config, str(tmp_path / "adapter")), merged)
+
+
+def shaken_adapter(base: str) -> Any:
+    """Adapters that change what the policy says."""
+    torch.manual_seed(0)
+    adapted = Lora(rank=2, alpha=4.0).wrap(load_policy(base, "eager"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
+def test_an_adapter_is_scored_on_one_base_alone(
+    config: TrainConfig, moved: Path, tiny_policy: Path, tmp_path: Path
+) -> None:
+    tokenizer, adapter, base = load_tokenizer(str(tiny_policy)), tmp_path / "adapter", config.model["path"]
+    shaken_adapter(base).save_pretrained(adapter)
+    config = replace(config, objective={}, predict=PredictConfig({"a": str(adapter)}))
+    other = replace(config, model={**config.model, "path": str(moved / "model")})
+    predict(config, tokenizer)
+    with pytest.raises(BadInput, match=r"a.jsonl was made otherwise \(its input base has changed\)"):
+        predict(other, tokenizer)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(tiny_policy, elsewhere)  # the same weights
+    predict(replace(config, model={**config.model, "path": str(elsewhere)}), tokenizer)
+    write_base(adapter, model_fingerprint(base))
+    assert load_checkpoint(config, str(adapter)) is not None
+    with pytest.raises(BadConfig, match=r"adapter was trained on another model than stands at .*/model now"):
+        load_checkpoint(other, str(adapter))
+
+
+def test_a_checkpoint_is_read_with_the_settings_of_its_run(
+    config: TrainConfig, moved: Path, tiny_policy: Path, tmp_path: Path
+) -> None:
+    lora = {"_target_": "espalier.models.lora.Lora", "rank": 2, "alpha": 4.0, "dropout": 0.1}
+    config, run, base = replace(config, objective={}, lora=lora), tmp_path / "run", config.model["path"]
+    model = shaken_adapter(base)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine = TorchEngine(model, torch.optim.AdamW(trained), torch.device("cpu"), 1.0)
+    checkpoint.save(run, engine, checkpoint.TrainState(3, "data"), keep=1)
+    path = str(run / "checkpoints" / "step-00000003")
+    asked = replace(config, predict=PredictConfig({"a": path}))
+    predict(asked, load_tokenizer(str(tiny_policy)))  # a checkpoint that lies in no run
+    with pytest.raises(BadInput, match=r"a.jsonl was made otherwise \(lora.alpha was 4.0, now 32.0\)"):
+        predict(replace(asked, lora={**lora, "alpha": 32.0}), load_tokenizer(str(tiny_policy)))
+
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": config.model, "lora": lora}))
+    (run / "provenance.yaml").write_text(yaml.safe_dump({"inputs": {base: model_fingerprint(base)}}))
+    same = replace(config, lora={**lora, "dropout": 0.0}, model={**config.model, "attention": "sdpa"})
+    assert same_weights(load_checkpoint(same, path), model)
+    for changes, told in (
+        ({"lora": {**lora, "alpha": 32.0}}, "its run has lora.alpha=4.0, not 32.0: give that run's settings of model"),
+        ({"lora": {**lora, "is_dora": True}}, "its run has lora.is_dora="),
+        ({"lora": None}, "its run has lora._target_=espalier.models.lora.Lora, not None"),
+        ({"model": {**config.model, "path": str(moved / "model")}}, "step-00000003 was trained on another model than"),
+    ):
+        with pytest.raises(BadConfig, match=told):
+            load_checkpoint(replace(config, **changes), path)
 
 
 def test_a_damaged_checkpoint_is_refused(config: TrainConfig, moved: Path, tmp_path: Path) -> None:
