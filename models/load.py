@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from espalier.models.fused_norm import fuse_norms
+from espalier.models.generation_settings import make_savable
 from espalier.models.gpu_attention import AUTO
 from espalier.models.in_parts import cutting, differing_files, differing_tied
 from espalier.models.last_layer import read_last_layer
@@ -191,7 +192,7 @@ def from_pretrained(
     if apart := differing_tied(model):
         raise BadModel(f"{path}: its config.json ties {' and '.join(apart)}, of which the folder has different values: "
                        "set tie_word_embeddings there to false")  # fmt: skip
-    return read_last_layer(fuse_norms(model))
+    return make_savable(read_last_layer(fuse_norms(model)), path)
 
 
 def load_policy(path: str, attention: str = "auto", gradient_checkpointing: bool | str = False) -> PreTrainedModel:
