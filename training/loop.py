@@ -120,8 +120,11 @@ class Loop:
             return
         temperature = getattr(self.objective, "temperature", 1.0)
         asked = ReferenceLogprobs(reference, temperature, self.run_dir)
-        with autocast(self.engine.device, self.config.precision):
-            asked.fill(self._reference_batches)
+        try:
+            with autocast(self.engine.device, self.config.precision):
+                asked.fill(self._reference_batches)
+        except Stopped:  # there is nothing to save: a file of sums is written whole or not at all
+            raise SystemExit(self.stop.exit_code) from None
         self.objective.reference = asked  # type: ignore[attr-defined]
 
     def _reference_batches(self) -> Iterator[Batch]:
@@ -130,7 +133,7 @@ class Loop:
         evaluation = self._evaluation_batches(self.eval_loader) if self.eval_loader is not None else iter(())
         for step in range(min(self.max_steps, one_epoch)):
             if self.stop.agreed():
-                raise SystemExit(self.stop.exit_code)
+                raise Stopped
             yield from (batch.to(self.engine.device) for batch, _ in self._collate(step))
         yield from (batch.to(self.engine.device) for batch, _ in evaluation)
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,6 +193,28 @@ def test_a_reference_asked_once_trains_as_one_asked_in_every_step(kind: str, tin
         assert [row["train/margin"] for row in first_steps] == [0.0, 0.0]
     for name, value in ends[0][1].items():
         torch.testing.assert_close(ends[1][1][name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", [2, 8])  # 6 micro-batches of an epoch, then those of the evaluation
+def test_a_signal_while_the_reference_reads_ends_the_run_with_143(
+    call: int, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, calls = make_loop(tiny_policy, tmp_path, "dpo", reference_logprobs="precomputed"), [0]
+    loop.eval_loader = Loader(PAIRS, 8, 4, 0)
+    collate = loop.objective.collate
+
+    def signalled(examples: Any, layout: Layout) -> Batch:
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return collate(examples, layout)
+
+    monkeypatch.setattr(loop.objective, "collate", signalled)
+    with pytest.raises(SystemExit) as stopped:
+        loop.run()
+    assert stopped.value.code == 143
+    assert call <= calls[0] <= call + 2
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_resumed_run_reads_the_log_probs_of_its_reference_back(tiny_policy: Path, tmp_path: Path) -> None:
