@@ -39,7 +39,7 @@ from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
 from espalier.training.schedule import rate_at
-from espalier.training.sums import NotFinite
+from espalier.training.sums import NotFinite, Sums
 from tests.support.root_config import root_config
 
 PADDED = Layout("padded")
@@ -415,12 +415,16 @@ def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path)
     assert loop.evaluate(held_out)["loss"] == pytest.approx(total / loop.objective.count(batch), abs=1e-6)
 
 
-def test_a_rank_without_evaluation_examples_reports_the_same_names(tiny_policy: Path, tmp_path: Path) -> None:
-    loop = make_loop(tiny_policy, tmp_path)
+def test_a_rank_without_evaluation_examples_sums_the_same_names(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, rows, totals = make_loop(tiny_policy, tmp_path), [], Sums.totals
+    monkeypatch.setattr(Sums, "totals", lambda self: rows.append(self.rows) or totals(self))
     first, second = (Loader(DEMONSTRATIONS[:1], 2, 1, 0, rank, 2) for rank in (0, 1))
-    assert loop.evaluate(first).keys() == loop.evaluate(second).keys()
     assert loop.evaluate(first)["loss"] > 1
-    assert loop.evaluate(second)["loss"] == 0  # its sums and counts are all zero
+    assert loop.evaluate(second) == {}, "alone it has counted nothing"
+    assert rows[0].keys() == rows[1].keys()
+    assert set(rows[1].values()) == {(0.0, 0.0)}
 
 
 def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Path) -> None:
