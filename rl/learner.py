@@ -15,7 +15,7 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.manifest import write_folder
 from espalier.training.engine import BadCheckpoint, Engine
-from espalier.training.sums import Sums
+from espalier.training.sums import Sums, finish_metrics
 
 LEARNER_FOLDERS = ("critic", "implicit_reward")
 """Of the learners that a run may have beside its policy."""
@@ -50,9 +50,10 @@ class UpdateSums(Sums):
             self._rises[self._ends[row] - len(chosen) : self._ends[row]] += chosen
 
     def means(self) -> dict[str, float]:
-        """Return means over all ranks. `kl_luckiest` is what the luckiest token alone makes of the mean `kl_old`: one
-        that was drawn by luck and became likely has a ratio of thousands."""
-        found = super().means() | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
+        """Return means over all ranks, 0 of what no rank has counted. `kl_luckiest` is what the luckiest token alone
+        makes of the mean `kl_old`: one that was drawn by luck and became likely has a ratio of thousands."""
+        counted = {name: total / max(count, 1e-12) for name, (total, count) in self.totals().items()}
+        found = finish_metrics(counted) | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
         if self._num_epochs == 1:
             largest = float(torch.tensor(gather_over_ranks(float(self._largest_rise)), dtype=torch.float64).max())
         else:  # a row may be another rank's in another epoch

@@ -24,24 +24,27 @@ class Sums:
             old = self.rows.get(name, (0.0, 0.0))
             self.rows[name] = (old[0] + total, old[1] + count)
 
-    def means(self) -> dict[str, float]:
-        """Return means over all ranks, each of which holds the same names."""
+    def totals(self) -> dict[str, tuple[float, float]]:
+        """Return (sum, count) over all ranks, each of which holds the same names."""
         names = sorted(self.rows)
         totals = sum_over_ranks([value for name in names for value in self.rows[name]])
-        pairs = zip(totals[0::2], totals[1::2], strict=True)
-        means = {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
-        return finish_metrics(means)
+        return dict(zip(names, zip(totals[0::2], totals[1::2], strict=True), strict=True))
+
+    def means(self) -> dict[str, float]:
+        """Return means over all ranks; none of what no rank has counted."""
+        return finish_metrics({name: total / count for name, (total, count) in self.totals().items() if count})
 
 
 def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """Return what is logged, from the means of what the objective gave."""
+    """Return what is logged, from the means of what the objective gave; no difference of which one side is missing."""
     finished: dict[str, float] = {}
     for name, value in means.items():
         base, _, part = name.partition("|")
         if part == "square":
             finished[f"{base}_std"] = math.sqrt(max(0.0, value - means[base] ** 2))
         elif part in ("plus", "minus"):
-            finished[base] = finished.get(base, 0.0) + (value if part == "plus" else -value)
+            if part == "plus" and f"{base}|minus" in means:
+                finished[base] = value - means[f"{base}|minus"]
         elif part:
             finished[base] = finished.get(base, 0.0) + abs(value)
         else:

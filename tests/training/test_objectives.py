@@ -15,10 +15,11 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.objective import calibration, with_deviation
 from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
+from espalier.training.objectives.preference import unpaired_metrics
 from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.scalar_targets import class_targets
 from espalier.training.objectives.sft import SupervisedFineTuning
-from espalier.training.sums import finish_metrics
+from espalier.training.sums import Sums, finish_metrics
 from tests.support.objective_cases import (
     BATCH_CASES,
     DEMONSTRATIONS,
@@ -262,6 +263,31 @@ def test_deviations_and_differences_are_finished_from_their_parts() -> None:
     means = {name: total / count for name, (total, count) in metrics.items()}
     assert finish_metrics(means) == {"margin": 3.0, "margin_std": pytest.approx(math.sqrt(8 / 3), abs=1e-6)}
     assert finish_metrics({"x|plus": 3.0, "x|minus": 1.0, "loss": 2.0}) == {"x": 2.0, "loss": 2.0}
+    for side in ("plus", "minus"):
+        assert finish_metrics({f"x|{side}": 3.0, "loss": 2.0}) == {"loss": 2.0}
+
+
+def test_what_nobody_counted_has_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards, is_said = torch.tensor([2.0, -3.0, -4.0]), torch.tensor([True, False, False])
+    bad = unpaired_metrics(rewards, is_said, torch.zeros(3))
+    both = unpaired_metrics(rewards, is_said, torch.tensor([1.0, 0.0, 0.0]))
+    sums = Sums()
+    sums.add(bad)
+    assert sums.means() == {"undesirable_reward": pytest.approx(-5 / 3), "accuracy": pytest.approx(2 / 3)}
+    sums.add(both)
+    assert sums.means() == {
+        "desirable_reward": 2.0,
+        "undesirable_reward": pytest.approx(-12 / 5),
+        "margin": pytest.approx(2 + 12 / 5),
+        "accuracy": pytest.approx(5 / 6),
+    }
+    want, alone = sums.means(), Sums()
+    alone.add(bad)
+    other = [value for name in sorted(both) for value in both[name]]  # another rank's
+    monkeypatch.setattr(
+        "espalier.training.sums.sum_over_ranks", lambda own: [a + b for a, b in zip(own, other, strict=True)]
+    )
+    assert alone.means() == want
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +39,7 @@ from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
 from espalier.training.schedule import rate_at
-from espalier.training.sums import NotFinite
+from espalier.training.sums import NotFinite, Sums
 from tests.support.root_config import root_config
 from tests.support.slow import slow_unless
 
@@ -194,6 +196,58 @@ def test_a_reference_asked_once_trains_as_one_asked_in_every_step(kind: str, tin
         assert [row["train/margin"] for row in first_steps] == [0.0, 0.0]
     for name, value in ends[0][1].items():
         torch.testing.assert_close(ends[1][1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_longer_run_asks_the_reference_only_for_the_steps_that_are_missing(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Batch] = []
+    others = [PairExample(f"e{i}", tokens(i + 7, 3), tokens(i + 20, 3), tokens(i + 30, 4)) for i in range(4)]
+    add = ReferenceLogprobs._add
+    monkeypatch.setattr(ReferenceLogprobs, "_add", lambda self, batch: asked.append(batch) or add(self, batch))
+
+    def train(name: str, max_steps: int) -> dict[str, Any]:
+        asked.clear()
+        (tmp_path / name).mkdir(exist_ok=True)
+        how = {"max_steps": max_steps, "save_every": 1, "reference_logprobs": "precomputed"}
+        loop = make_loop(tiny_policy, tmp_path / name, "dpo", **how)
+        loop.eval_loader = Loader(others, 8, 4, 0)
+        loop.run()
+        found: dict[str, Any] = json.loads((tmp_path / name / FILE).read_text())
+        return found
+
+    want = train("whole", 5)  # more than an epoch of 3 steps
+    assert len(asked) == 3 * 2 + 1
+    assert train("parted", 2)["steps"] == 2
+    assert len(asked) == 2 * 2 + 1
+    assert train("parted", 5) == want
+    assert len(asked) == 2, "the third step"
+    del want["steps"]
+    (tmp_path / "parted" / FILE).write_text(json.dumps(want))  # as an earlier version wrote it
+    assert train("parted", 6)["sums"] == want["sums"]
+    assert len(asked) == 3 * 2 + 1
+
+
+@pytest.mark.parametrize("call", [2, 8])  # 6 micro-batches of an epoch, then those of the evaluation
+def test_a_signal_while_the_reference_reads_ends_the_run_with_143(
+    call: int, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, calls = make_loop(tiny_policy, tmp_path, "dpo", reference_logprobs="precomputed"), [0]
+    loop.eval_loader = Loader(PAIRS, 8, 4, 0)
+    collate = loop.objective.collate
+
+    def signalled(examples: Any, layout: Layout) -> Batch:
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return collate(examples, layout)
+
+    monkeypatch.setattr(loop.objective, "collate", signalled)
+    with pytest.raises(SystemExit) as stopped:
+        loop.run()
+    assert stopped.value.code == 143
+    assert call <= calls[0] <= call + 2
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_resumed_run_reads_the_log_probs_of_its_reference_back(tiny_policy: Path, tmp_path: Path) -> None:
@@ -371,6 +425,16 @@ def test_the_baseline_of_kto_is_one_number_for_the_whole_step(tiny_policy: Path,
     assert found[0][0] == max(0.0, found[0][2]) > 0
 
 
+def test_a_baseline_of_kto_that_is_not_a_number_stops_the_run(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mean in (math.nan, math.inf, -math.inf):
+        loop = make_loop(tiny_policy, tmp_path, "kto")
+        monkeypatch.setattr(loop.objective, "measure", lambda model, batch, mean=mean: (mean, 4.0))
+        with pytest.raises(NotFinite, match="step 1: the loss is nan: examples o"):
+            loop.train_step(0)
+
+
 def test_the_baseline_of_kto_in_evaluation_is_that_of_all_its_examples(tiny_policy: Path, tmp_path: Path) -> None:
     loop = make_loop(tiny_policy, tmp_path, "kto")
     measured = [
@@ -397,12 +461,16 @@ def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path)
     assert loop.evaluate(held_out)["loss"] == pytest.approx(total / loop.objective.count(batch), abs=1e-6)
 
 
-def test_a_rank_without_evaluation_examples_reports_the_same_names(tiny_policy: Path, tmp_path: Path) -> None:
-    loop = make_loop(tiny_policy, tmp_path)
+def test_a_rank_without_evaluation_examples_sums_the_same_names(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, rows, totals = make_loop(tiny_policy, tmp_path), [], Sums.totals
+    monkeypatch.setattr(Sums, "totals", lambda self: rows.append(self.rows) or totals(self))
     first, second = (Loader(DEMONSTRATIONS[:1], 2, 1, 0, rank, 2) for rank in (0, 1))
-    assert loop.evaluate(first).keys() == loop.evaluate(second).keys()
     assert loop.evaluate(first)["loss"] > 1
-    assert loop.evaluate(second)["loss"] == 0  # its sums and counts are all zero
+    assert loop.evaluate(second) == {}, "alone it has counted nothing"
+    assert rows[0].keys() == rows[1].keys()
+    assert set(rows[1].values()) == {(0.0, 0.0)}
 
 
 def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Path) -> None:
