@@ -152,7 +152,7 @@ class Trainer(Iteration):
         if self.window is not None and served is not None and served < self.window:
             raise BadInput(f"the engine's window is {served} tokens, problems were chosen for {self.window}: run the "
                            "same command again")  # fmt: skip
-        path, problems = self.run_dir / "canaries.jsonl", self.problems.dev[:_NUM_CANARIES]
+        path, problems = self.run_dir / "canaries.jsonl", (self.problems.dev or self.problems.train)[:_NUM_CANARIES]
         canaries = await sample_canaries(path, problems, sampler, params, self.delivery.sync, version, weights)
         await self.delivery.start(version, weights, canaries, self.config.seed, most_rollouts(self.config))
 

@@ -43,7 +43,14 @@ from espalier.rl.rollout_source import SampledGroups
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.shared_gpus import warn_of_shared_gpus
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, load_trained, make_training_engine, start_policy
+from espalier.rl.training_engines import (
+    check_engines,
+    check_experts,
+    has_noise,
+    load_trained,
+    make_training_engine,
+    start_policy,
+)
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -61,7 +68,13 @@ if TYPE_CHECKING:  # loaded only where the config has them
     from espalier.sampling.server import VLLMServer
 
 log = logging.getLogger("rl")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "float32": torch.float32,
+    "float": torch.float32,
+}
 
 RLClient = VLLMClient | HasEngines
 
@@ -76,6 +89,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = load_trained(config, config.model)
+    check_experts(model, str(config.model["path"]))
     trained = build(config.lora).wrap(model) if config.lora else model
     engine = make_training_engine(
         config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm
@@ -168,7 +182,7 @@ def assemble(
         implicit_reward.metrics = metrics
     beside = [learner for learner in (critic, implicit_reward) if learner is not None]
     delivery = Delivery(weight_sync, policy, loop, metrics, sleeps=config.engine.sleeps)
-    policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
+    policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery, engine.computing_in)
     tree = TreeRollouts(config.rollout.branches, config.rollout.segment_steps) if config.rollout.branches else None
     source = SampledGroups(
         config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter, tree,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from espalier.models.inputs import network
-from espalier.models.load import load_reference
+from espalier.models.load import BadModel, load_reference
 from espalier.models.packing_check import is_cut, packing_of
 from espalier.runtime.distributed import device
 from espalier.runtime.entrypoint import BadConfig, build
@@ -15,6 +15,8 @@ from espalier.runtime.schemas import RLConfig
 from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks, cuts_weights, loading
 from espalier.training.engine import Engine, TorchEngine
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_RENAMED = ("mixtral", "minimax")
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
 
 
@@ -31,6 +33,19 @@ def check_engines(config: RLConfig) -> None:
         raise BadConfig("lora.dropout: a ratio of 1 must mean an unchanged policy: set lora.dropout=0")
     if not 0 <= config.ema.decay < 1:
         raise BadConfig(f"ema.decay must be in [0, 1) (0: no average), got {config.ema.decay:g}")
+
+
+def check_experts(model: Any, path: str) -> None:
+    """Raise BadModel where engines cannot take new weights of a network's experts."""
+    config = network(model).config.get_text_config()
+    if not any(int(getattr(config, name, None) or 0) > 1 for name in _NUM_EXPERTS):
+        return
+    if config.model_type in _RENAMED:
+        raise BadModel(f"{path}: {config.model_type} is held under other names than it is published under, and engines "
+                       "take published ones: choose another network for main.py")  # fmt: skip
+    if device().type == "cpu":
+        raise BadModel(f"{path} has experts, and vLLM on CPUs computes otherwise by them once it has read weights "
+                       "anew, even its own: train it by main.py where there are GPUs")  # fmt: skip
 
 
 def without_dropout(model: Any) -> Any:

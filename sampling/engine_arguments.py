@@ -69,6 +69,16 @@ def settled_dtype(node: Any) -> Any:
     return {**node, "dtype": engine_dtype(dtype, node.get("options") or {})}
 
 
+def window_of_engine(options: Mapping[str, Any], max_model_len: int) -> int:
+    """Return the tokens of an engine's window: vLLM's own option comes before ours. Raises BadInput on 16k or auto, of
+    which nobody here knows how many they are."""
+    window = options.get("max_model_len", max_model_len)
+    if not str(window).isdecimal():
+        raise BadInput(f"client.options.max_model_len must be a number of tokens, got {window!r}: set "
+                       "client.max_model_len")  # fmt: skip
+    return int(window)
+
+
 def engine_arguments(
     model: str,
     dtype: str,

@@ -18,7 +18,7 @@ from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import HasEngines, ServerGone
-from espalier.sampling.engine_arguments import check_one_engine, engine_dtype, spelled
+from espalier.sampling.engine_arguments import check_one_engine, engine_dtype, spelled, window_of_engine
 from espalier.sampling.engine_work import EngineWork
 
 log = logging.getLogger("sample")
@@ -61,7 +61,7 @@ class KeptEngines(HasEngines):
         self.options = {name: value for name, value in spelled(self.options or {}).items() if value is not None}
         check_one_engine(self.options)
         self.dtype = engine_dtype(self.dtype, self.options)
-        self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
+        self.max_model_length = window_of_engine(self.options, self.max_model_len)
         self.follows_policy = False
         self.scores_tokens = False
         self.sleeps = False

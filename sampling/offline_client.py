@@ -16,7 +16,7 @@ from espalier.data.steps import Decoder, TokenRow
 from espalier.data.token_text import added_text
 from espalier.runtime.orphans import end_children_left_behind
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
-from espalier.sampling.engine_arguments import engine_arguments, engine_dtype, spelled
+from espalier.sampling.engine_arguments import engine_arguments, engine_dtype, spelled, window_of_engine
 
 _TASK: Any = "token_classify"  # a name of vLLM's: logits of a head at every token
 
@@ -45,7 +45,7 @@ class OfflineClient:
         self.seed = seed
         self.options = spelled(options or {})
         self.dtype = engine_dtype(dtype, self.options)
-        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
+        self.max_model_length = window_of_engine(self.options, max_model_len)
         self._engine: Any = None
         self._decode: Decoder | None = None
         self._numbers = itertools.count()

@@ -178,5 +178,7 @@ async def sample_canaries(
         groups, refused = await sampler.draw(problems, replace(params, n=1), "canary", version, is_cost=False)
         check_refused(refused, len(groups) + len(refused), 1.0)  # fewer canaries prove a delivery too
         write_records(path, [group.rollouts[0].trajectory for group in groups])
+    window: int | None = getattr(sampler.client, "max_model_length", None)
+    room = None if window is None else window - 1  # an engine reads what leaves room for a token
     sampled = read_records(Trajectory, path)
-    return [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]
+    return [Canary((t.prompt_ids + t.response_ids)[:room], len(t.prompt_ids)) for t in sampled]

@@ -39,7 +39,7 @@ class LiveEngine(Protocol):
         """
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """Return the log-prob of every token but the first."""
+        """Return the log-prob of every token but the first, of as many as leave room for one more in its window."""
 
 
 @runtime_checkable

@@ -157,9 +157,10 @@ def scratch_copy(
     of an engine that computes in `dtype`: by the first canaries, as many as have at least so many response `tokens`,
     where more noise on what is hidden shows all of it, else by all canaries, anew. Raises StaleWeights where nothing
     can be proven."""
-    start = weights.scores(canaries, FP32).logprobs
-    if not len(start) or not bool(torch.isfinite(start).all()):
-        what = "the canaries have no response" if not len(start) else "the policy's log-probs of them are no numbers"
+    has_response = any(len(canary.ids) > canary.start for canary in canaries)
+    start = weights.scores(canaries, FP32).logprobs if has_response else None
+    if start is None or not bool(torch.isfinite(start).all()):
+        what = "the canaries have no response" if start is None else "the policy's log-probs of them are no numbers"
         raise StaleWeights(f"no delivery can be proven by fixed responses: {what}")
     lengths = list(accumulate(len(canary.ids) - canary.start for canary in canaries))
     few = next((at for at, length in enumerate(lengths, 1) if length >= tokens), len(canaries))

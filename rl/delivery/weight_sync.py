@@ -85,6 +85,7 @@ class WeightSync(FollowingEngines):
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
         self._unproven: Unproven | None = None
+        self._is_cache_unknown = False
 
     @property
     def computes_in(self) -> torch.dtype:
@@ -103,6 +104,11 @@ class WeightSync(FollowingEngines):
             return {}
         marker = self.canaries[0].ids[::-1]  # what no rollout has in common with it
         counts = await self._ask(lambda engine: engine.cached_tokens(marker), StampedEngine)
+        silent = [engine.name for engine, count in counts if count is None]
+        if silent and not self._is_cache_unknown:
+            self._is_cache_unknown = True
+            log.warning("%s does not say what it had cached, so that a cache which keeps old states behind a delivery "
+                        "would not be seen: start it with --enable-prompt-tokens-details", silent[0])  # fmt: skip
         return {engine.name: count or 0 for engine, count in counts}
 
     def _check_step(self, before: torch.Tensor, after: torch.Tensor, version: int) -> dict[str, float]:

@@ -140,6 +140,8 @@ class VLLMEngine(CacheProbe):
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """Make one request with `prompt_logprobs`, which bypasses the prefix cache."""
+        if self._window:
+            ids = ids[: self._window - 1]
         body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
         return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
@@ -255,7 +257,7 @@ class OwnEngine(CacheProbe):
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """Make one request with `prompt_logprobs`, which bypasses the prefix cache."""
-        return await self._or_crash(self.client.prompt_logprobs(ids))
+        return await self._or_crash(self.client.prompt_logprobs(ids[: self._window - 1]))
 
     async def keep_random_state(self) -> None:
         """Of the engine's worker. Raises ServerGone."""

@@ -149,13 +149,13 @@ def _temperatures(case: LogprobMismatch, rescore: Rescore) -> Iterator[tuple[flo
 
 def _asked_again(case: LogprobMismatch, rescore: Rescore, ask: AskEngine) -> float:
     """Return how far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature
-    1; of several engines the farthest."""
+    1, as far as its window goes; of several engines the farthest."""
     rows = [ids[mask.bool()].tolist() for ids, mask in zip(case.ids, case.attention_mask, strict=True)]
     scored = rescore(case.ids, case.attention_mask, 1.0, 1.0)
     distances = []
     for answer in ask(rows):
-        engine = torch.zeros_like(case.engine)
+        engine, is_read = torch.zeros_like(case.engine), torch.zeros_like(case.response_mask)
         for number, row in enumerate(answer):
-            engine[number, 1 : 1 + len(row)] = torch.tensor(row)
-        distances.append(_distance(engine, scored, case.response_mask))
+            engine[number, 1 : 1 + len(row)], is_read[number, 1 : 1 + len(row)] = torch.tensor(row), True
+        distances.append(_distance(engine, scored, case.response_mask & is_read))
     return max(distances)

@@ -7,7 +7,8 @@ leaves the last checkpoint as it was. Every rank looks at the same tensors and c
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,6 +86,8 @@ class Watch:
     params: SamplingParams
     tokenizer: Any
     engines: Engines | None = None
+    computing_in: Callable[[str], AbstractContextManager[None]] | None = None
+    """The training engine's, which may set a precision of its own; None: plain autocast."""
     is_compared: bool = field(default=True, init=False)
     """Whether the rollouts looked at last were compared."""
     _rounded: tuple[slice, torch.Tensor | None] | None = field(default=None, init=False)
@@ -327,9 +330,12 @@ class Watch:
         size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
         for row in range(0, len(ids), size):
             part, mask = (rows[row : row + size].to(device, torch.long) for rows in (ids, attention_mask))
-            with autocast(device, precision or self.config.precision):
+            with self._computing(device, precision or self.config.precision):
                 logits = policy_logits(self.model, part, mask)
             yield part, logits
+
+    def _computing(self, device: torch.device, precision: str) -> AbstractContextManager[None]:
+        return autocast(device, precision) if self.computing_in is None else self.computing_in(precision)
 
     def _rescore(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float, precision: str = ""

@@ -1,8 +1,10 @@
 """The probes of reinforcement learning: planted faults are named, clean rollouts raise nothing."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,16 @@ from typing import Any, cast
 import pytest
 import torch
 
+from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.load import load_policy
+from espalier.models.load import BadModel, load_policy
 from espalier.rewards.score import Score
 from espalier.rl.combinations import check_clusters, check_correction
 from espalier.rl.delivery import policy_weights
+from espalier.rl.delivery.delivery import sample_canaries
 from espalier.rl.delivery.receipts import StaleWeights, check_receipt
+from espalier.rl.delivery.start_proof import scratch_copy
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.experience import make_experience
 from espalier.rl.group_scores import score
@@ -46,9 +51,10 @@ from espalier.rl.probes.checks import (
     measure_gap,
     surprise,
 )
-from espalier.rl.probes.diagnosis import AskEngine, truncated_logprobs
+from espalier.rl.probes.diagnosis import AskEngine, LogprobMismatch, _asked_again, truncated_logprobs
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import Sampler
+from espalier.rl.training_engines import check_experts
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ProbesConfig, RLConfig
@@ -328,6 +334,88 @@ def look(
     for _ in range(num_looks):
         found = watch.look(groups, experience, version=2) | watch.compare(experience)
     return found
+
+
+def test_a_pass_without_rounding_is_computed_as_the_training_engine_has_it(tiny_policy: Path) -> None:
+    """DeepSpeed sets a precision of its own: plain autocast would leave its pass in bf16, with a rounding of 0."""
+    asked: list[str] = []
+
+    def computing_in(precision: str) -> Any:
+        asked.append(precision)
+        return nullcontext()
+
+    model = load_policy(str(tiny_policy))
+    watch = Watch(RLConfig(precision="bf16"), model, PARAMS, Tokens(), computing_in=computing_in)
+    rows = torch.full((2, 5), 7)
+    watch._rescore(rows, torch.ones_like(rows), 1.0, 1.0, "fp32")
+    watch._rescore(rows, torch.ones_like(rows), 1.0, 1.0)
+    assert asked == ["fp32", "bf16"]
+
+
+def test_canaries_leave_room_in_the_engines_window_for_a_token(tmp_path: Path) -> None:
+    whole, short = ([*range(7, 7 + size)] for size in (12, 6))
+    rows = [Trajectory(f"p/{k}", "p", "", "", [], ids[:4], ids[4:], [], "length", "1", None, False)
+            for k, ids in enumerate((whole, short))]  # fmt: skip
+    write_records(tmp_path / "canaries.jsonl", rows)
+    sampler: Any = SimpleNamespace(client=SimpleNamespace(max_model_length=12))
+    nobody: Any = None
+    arguments = (tmp_path / "canaries.jsonl", [], sampler, PARAMS, nobody, 0, nobody)
+    assert asyncio.run(sample_canaries(*arguments)) == [Canary(whole[:11], 4), Canary(short, 4)]
+    sampler.client.max_model_length = None
+    assert asyncio.run(sample_canaries(*arguments)) == [Canary(whole, 4), Canary(short, 4)]
+
+
+def test_a_server_that_does_not_say_what_it_had_cached_is_named_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    class Silent(FakeEngine):
+        async def stamp(self, version: str) -> None: ...
+
+        async def served_version(self) -> str:
+            return ""
+
+        async def cached_tokens(self, ids: list[int]) -> int | None:
+            return None
+
+    sync = WeightSync(Silent(tmp_path))
+    sync.canaries = [Canary([7, 8, 9], 2)]
+    with caplog.at_level(logging.WARNING):
+        assert [set(asyncio.run(sync._cached()).values()) for _ in range(2)] == [{0}, {0}]
+    assert [record.getMessage().count("--enable-prompt-tokens-details") for record in caplog.records] == [1]
+
+
+def test_no_delivery_is_proven_by_canaries_without_a_response() -> None:
+    weights: Any = None
+    for canaries in ([], [Canary([7, 8], 2)]):
+        with pytest.raises(StaleWeights, match="the canaries have no response"):
+            scratch_copy(weights, canaries, torch.float32, 0)
+
+
+@pytest.mark.parametrize(("more", "line"), [
+    ({"model_type": "mixtral", "num_local_experts": 8}, "mixtral is held under other names"),
+    ({"model_type": "qwen3_moe", "num_experts": 64}, "has experts, and vLLM on CPUs computes otherwise"),
+    ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "has experts, and vLLM on CPUs"),
+])  # fmt: skip
+def test_networks_whose_experts_engines_do_not_take_are_refused(more: dict[str, Any], line: str) -> None:
+    config = SimpleNamespace(**more)
+    config.get_text_config = lambda: config
+    model: Any = torch.nn.Identity()
+    model.config = config
+    with pytest.raises(BadModel, match=f"^M:? ?{line}"):
+        check_experts(model, "M")
+
+
+def test_a_network_without_experts_is_taken(tiny_policy: Path) -> None:
+    check_experts(load_policy(str(tiny_policy)), str(tiny_policy))
+
+
+def test_rows_that_an_engine_reads_in_part_are_compared_as_far() -> None:
+    ids, mask = torch.full((2, 5), 7), torch.ones(2, 5, dtype=torch.bool)
+    response = mask & (torch.arange(5) > 1)
+    case = LogprobMismatch(ids, mask, response, torch.zeros(2, 5), torch.zeros(2, 5), 1.0, [])
+    scored = torch.full((2, 5), -2.0)
+    again = _asked_again(case, lambda *_: scored, lambda rows: [[[-2.0] * 4, [-2.5] * 3]])
+    assert again == pytest.approx((0.5 + 0.5) / 5)  # of the second row two of three tokens
 
 
 def kind_of(*arguments: Any, **options: Any) -> str:

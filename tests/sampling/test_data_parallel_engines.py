@@ -477,6 +477,13 @@ def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
     asyncio.run(wait_until(are_gone))
 
 
+def test_a_window_that_is_no_number_of_tokens_is_refused() -> None:
+    assert DataParallelEngines("m", options={"max_model_len": "4096"}).max_model_length == 4096
+    for window in ("16k", "auto", -1):
+        with pytest.raises(BadInput, match=r"client\.options\.max_model_len must be a number of tokens, got"):
+            DataParallelEngines("m", options={"max_model_len": window})
+
+
 def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
