@@ -6,4 +6,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
+unset PYTHONDONTWRITEBYTECODE # the tests and what they start are compiled once, not by every process anew
 exec .venv/bin/python -m pytest "$@"

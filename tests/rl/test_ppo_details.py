@@ -45,7 +45,8 @@ def rows_of(
     estimator = SeesRewards(gamma=1.0, lam=0.95)
     estimator.seen = []
     settings: dict[str, Any] = {"kl": PENALTY, "critic": CriticConfig(loss_coefficient=0.1), "num_iterations": 3,
-                                "evaluation_every": 0, "save_every": 0, "num_lines": 2}  # fmt: skip
+                                "rollout_num_problems": 3, "evaluation_every": 0, "save_every": 0,
+                                "num_lines": 2}  # fmt: skip
     trainer = make_trainer(policy, task, tokenizer, run_dir, "", estimator=estimator, **{**settings, **changes})
     trainer.run()
     return read_metrics(run_dir), estimator
@@ -83,8 +84,8 @@ def test_a_penalty_that_is_cut_below_0_costs_the_likelier_tokens_alone(
             return super().__call__(groups, experience, context)
 
     make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", estimator=Keeps(1.0, 0.95), num_iterations=2,
-                 evaluation_every=0, save_every=0, num_lines=2, kl=replace(PENALTY, cuts_negative=True),
-                 critic=CriticConfig()).run()  # fmt: skip
+                 rollout_num_problems=3, evaluation_every=0, save_every=0, num_lines=2,
+                 kl=replace(PENALTY, cuts_negative=True), critic=CriticConfig()).run()  # fmt: skip
     groups, experience = experiences[-1]
     mask = experience.response_mask
     scores = iter(total for group in groups for total in group.rewards)
@@ -113,7 +114,7 @@ def test_a_penalty_in_the_loss_and_a_bonus_are_in_the_loss_too(
 ) -> None:
     loss = KLConfig(coefficient=0.3, kind="k3", place="loss")
     changes: dict[str, Any] = {"kl": loss, "entropy_bonus": 0.01, "evaluation_every": 0, "save_every": 0,
-                               "num_iterations": 2}  # fmt: skip
+                               "num_iterations": 2, "rollout_num_problems": 3}  # fmt: skip
     make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **changes).run()
     for row in read_metrics(tmp_path / "run"):
         parts = row["update/surrogate_loss"] + 0.3 * row["update/kl_reference"] - row["update/entropy_bonus"]

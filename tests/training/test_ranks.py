@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets  # noqa: F401, loaded before the fork
 import pytest
 import torch
 import yaml
@@ -131,9 +132,7 @@ def test_a_run_is_quiet_and_writes_down_what_it_computes_in(files: list[str], tm
 
 
 def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: Path) -> None:
-    done = train(tmp_path / "run", files, 2)
-    assert done.stdout == ""
-    assert_quiet(done.stderr)
+    assert_quiet(train_forked(tmp_path / "run", files, 2))
     assert_same_run(one_process, tmp_path / "run", tolerance=1e-5)
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
@@ -283,13 +282,14 @@ def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
 
 
 @pytest.mark.slow
-def test_zero_behind_a_launcher_is_quiet_and_equals_one_process(
-    one_process: Path, files: list[str], tmp_path: Path
+@pytest.mark.parametrize("engine", ["none", "zero2"])
+def test_ranks_behind_a_launcher_are_quiet_and_equal_one_process(
+    engine: str, one_process: Path, files: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
 
     def start() -> str:
-        done = train(run, files, 2, "deepspeed=zero2")
+        done = train(run, files, 2, f"deepspeed={engine}")
         assert done.stdout == ""
         assert_quiet(done.stderr)
         return done.stderr
