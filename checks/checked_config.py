@@ -4,6 +4,7 @@ The tokenizer, the task, its problems and the examples are loaded once. A check 
 error of the program itself.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,16 @@ from typing import Any
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
 from espalier.checks.plan_gpu import check_plan, plan_of
-from espalier.checks.recipe import engine_name, kind_of, node_here, num_gpus, parameters_of, preset
+from espalier.checks.recipe import (
+    SMALLEST,
+    engine_name,
+    kind_of,
+    node_here,
+    num_gpus,
+    parameters_of,
+    preset,
+    rate_of,
+)
 from espalier.checks.rehearsal import rehearse_training
 from espalier.checks.resources import (
     Need,
@@ -53,6 +63,8 @@ from espalier.sampling.engine_arguments import engine_dtype
 from espalier.training.loop_from_config import load_data
 from espalier.training.memory_of_run import NoPlan, device_bytes, model_nodes, model_paths
 from espalier.training.predict import find_checkpoints
+
+log = logging.getLogger(__name__)
 
 _WITH_ENGINES = ("OfflineClient", "DataParallelEngines", "RayEngines")
 
@@ -137,12 +149,18 @@ class CheckedConfig:
         ranks = setting_of(config.launcher, "num_ranks", 0) or num_gpus()
         if not kind:
             raise Skipped("conf/size/ has no preset for this objective")
+        rate = config.update.learning_rate
         try:
-            fitting = " ".join(preset(kind, parameters, ranks, bool(config.lora), node_here()))
+            words = preset(kind, parameters, ranks, bool(config.lora), node_here())
         except BadInput as error:
             fitting = f"none: {error}"
+        else:
+            fitting, usual = " ".join(words), rate_of(words[0])
+            if parameters >= SMALLEST and not usual / 9.5 < rate < usual * 9.5:
+                log.warning("update.learning_rate is %.3g times that of the preset, %g: set %s, or a rate near that",
+                            rate / usual, usual, words[0])  # fmt: skip
         return (f"{parameters / 1e9:.3g}B parameters, {ranks} rank{'s' * (ranks > 1)}: the preset is {fitting}; here "
-                f"update.learning_rate={config.update.learning_rate:g} deepspeed={engine_name(config.deepspeed)}"
+                f"update.learning_rate={rate:g} deepspeed={engine_name(config.deepspeed)}"
                 )  # fmt: skip
 
     def stop_tokens(self) -> str:

@@ -23,9 +23,10 @@ _SCORED = 20  # bytes of a logit of the canaries while they are scored: float32,
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a run uses the GPU: `setup`, the learner; a `row` of the engine's window. `num_engines` on this GPU, each cut
-    over `cut` of them, take `utilization` of it each; `beside` is what each engine of a reward or estimator takes, and
-    none of these sleeps."""
+    """How a run uses the GPU: `setup`, the learner; a `row` of the engine's window. `num_engines` on this GPU (0: they
+    have others), each cut over `cut` of them, take `utilization` of it each, as `owner` says ("client" or "server",
+    which does not sleep) where `names_share`; `beside` is what each engine of a reward or estimator takes, and none of
+    these sleeps."""
 
     setup: Setup
     micro_batch: MicroBatch
@@ -34,7 +35,14 @@ class Sharing:
     num_engines: int = 1
     cut: int = 1
     utilization: float = 0.92
+    owner: str = "client"
+    names_share: bool = True
     beside: tuple[float, ...] = ()
+
+    @property
+    def share(self) -> str:
+        """The setting of `utilization`, with the `+` of one that the config does not name yet."""
+        return f"{'' if self.names_share else '+'}{self.owner}.options.gpu_memory_utilization"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
         contexts["engines of the reward"] = int(sum(sharing.beside) * total)
     served = sharing.num_engines * 2 * shape.parameters // sharing.cut
     share = sharing.num_engines * int(sharing.utilization * total)
-    engines = {"engines": share} if total else {"engines' weights": served}
+    waking = {"engines' weights": served} if sharing.num_engines else {}
+    engines = {"engines": share} if waking and total else waking
     asleep = {} if sharing.sleeps else engines
     update = max(backward, step, key=lambda phase: phase.bytes)
     row = sharing.row * shape.vocabulary
@@ -72,7 +81,7 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
     passes = min(MOST_BYTES, 4 * shape.layers * shape.hidden * 8 * sharing.row)
     proof = proven.parts | {"scores": scored, "kept passes": passes}  # with moments, which a resume has
     arriving, kept = {}, {}
-    if sharing.cut == 1:  # else they come through the machine's memory
+    if sharing.num_engines and sharing.cut == 1:  # else they come through the machine's memory
         arriving = {"weights that arrive": sharing.num_engines * receiver_bytes(shape.vocabulary, shape.hidden)}
         kept = {"buckets of deliveries": kept_bytes(sharing.num_engines)}
     phases = [
@@ -81,11 +90,11 @@ def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
         Phase("update", update.parts | contexts | asleep | kept),
         Phase(
             "delivery",
-            delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines) | arriving,
+            delivery.parts | contexts | (waking if sharing.sleeps else engines) | arriving,
         ),
     ]
-    if not total:
-        return GpuPlan(0, phases)
+    if not total or not sharing.num_engines:
+        return GpuPlan(total, phases)
     cache = share - served - sharing.num_engines * _WORK
     token = 4 * shape.layers * shape.kv_heads * shape.head_size // sharing.cut
     learner = max(held.bytes, sum((proof | arriving).values()))
@@ -100,7 +109,7 @@ def lines_of(plan: GpuPlan) -> list[str]:
         parts = ", ".join(f"{name} {'~' if name in phase.estimated else ''}{size / GIB:.2f}"
                           for name, size in phase.parts.items())  # fmt: skip
         lines.append(f"{phase.name}: {phase.bytes / GIB:.2f} GiB ({parts})")
-    if plan.total:
+    if plan.cache:
         lines.append(f"caches: at most {plan.cache / GIB:.2f} GiB, {plan.cache_tokens:,} tokens in each engine")
     return [*lines, verdict(plan)]
 
@@ -121,8 +130,8 @@ def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     if sharing.beside:
         found.append("a smaller options.gpu_memory_utilization of the reward's client")
     if names & {"rollouts", "start-up proof"} and plan.largest_share > 0:
-        found.append(f"client.options.gpu_memory_utilization={plan.largest_share:g} at most")
-    if not sharing.sleeps:
+        found.append(f"{sharing.share}={plan.largest_share:g} at most")
+    if sharing.num_engines and sharing.owner == "client" and not sharing.sleeps:
         found.append("engine.sleeps=true")
     if "update" in names:
         further = {"": "selective, or true", "selective": "true"}.get(sharing.setup.recomputes)

@@ -32,18 +32,37 @@ class Context(Protocol):
 
 def sharing_of(config: RLConfig) -> Sharing:
     """Return how a run uses its GPU. Raises BadInput where one of its networks has no plan."""
-    options = setting_of(config.client, "options", {}) or {}
-    sees_all = setting_of(config.client, "gpus_each", None) == 0
+    has_server = bool(setting_of(config.server, "_target_", ""))
+    owner, node = ("server", config.server) if has_server else ("client", config.client)
+    options = setting_of(node, "options", {}) or {}
     return Sharing(
         rl_setup(config, 1, is_gpu=True),
         micro_batch=micro_batch_of(config.update, window_of(config)),
         row=window_of(config),
         sleeps=config.engine.sleeps,
-        num_engines=int(setting_of(config.client, "num_engines", 1)) if sees_all else 1,
+        num_engines=_num_engines(config, has_server),
         cut=int(options.get("tensor_parallel_size") or 1),
         utilization=_utilization(options),
+        owner=owner,
+        names_share="gpu_memory_utilization" in options,
         beside=tuple(_engines_beside([config.reward, config.advantage, config.filter])),
     )
+
+
+def _num_engines(config: RLConfig, has_server: bool) -> int:
+    """Return how many of the policy's engines have the GPU of the learner, the first one: a server that is started, or
+    a client's own, all of them where they see all GPUs, else one; 0 where they have others, or are not the run's."""
+    if has_server:
+        devices = str(config.server.get("devices") or "0").split(",")
+        return int("0" in devices)
+    if "base_url" in config.client or not _is_here(config.client):
+        return 0
+    return int(config.client.get("num_engines", 1)) if config.client.get("gpus_each", 1) == 0 else 1
+
+
+def _is_here(client: Mapping[str, Any]) -> bool:
+    """Say whether engines have the first GPU among theirs."""
+    return not client.get("gpus") or "0" in map(str, client["gpus"])
 
 
 def _utilization(options: Mapping[str, Any]) -> float:
@@ -54,8 +73,7 @@ def _engines_beside(node: Any) -> Iterator[float]:
     """Yield what each engine of a component below the node takes of the only GPU, as the policy's does: all of a
     client's where they see all GPUs, else the first; not those of other GPUs (`gpus`), nor Ray's."""
     if isinstance(node, Mapping):
-        is_here = not node.get("gpus") or "0" in map(str, node["gpus"])
-        if is_here and str(node.get("_target_", "")).endswith(".DataParallelEngines"):
+        if _is_here(node) and str(node.get("_target_", "")).endswith(".DataParallelEngines"):
             number = int(node.get("num_engines", 1)) if node.get("gpus_each") == 0 else 1
             yield from [_utilization(node.get("options") or {})] * number
         for value in node.values():
@@ -80,10 +98,10 @@ def check_plan(plan: GpuPlan, sharing: Sharing) -> str:
         return line
     if max(phase.certain_bytes for phase in plan.phases) > plan.total:
         raise CheckFailed(f"{line}: set {remedies(plan, sharing)}")
-    if plan.cache_tokens < sharing.row:
+    if sharing.num_engines and plan.cache_tokens < sharing.row:
         raise CheckFailed(f"{line}; an engine's share of {sharing.utilization:g} leaves a cache of "
                           f"{max(0, plan.cache_tokens)} tokens, and a row has up to {sharing.row}: raise "
-                          "client.options.gpu_memory_utilization, or lower client.max_model_len")  # fmt: skip
+                          f"{sharing.share}, or lower {sharing.owner}.max_model_len")  # fmt: skip
     if plan.peak.bytes > plan.total:
         log.warning("by estimate it does not fit: set %s", remedies(plan, sharing))
     return line

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.resources import num_parameters, whole_memory
 from espalier.data.records import BadInput
@@ -46,6 +48,7 @@ BYTES_PER_PARAMETER = {
 }
 _TINY = 20e6  # parameters of a policy that the experiments of the embedded tasks are for, at most
 _LARGE = ("32b", "70b")
+SMALLEST = 0.1e9  # parameters of a model that the presets' rates are for, at least
 _ALONE, _ON_RANKS = ("none", "zero2_offload", "zero3_offload"), ("none", "zero1", "zero2", "zero3", "zero3_offload")
 
 
@@ -121,6 +124,13 @@ def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node:
     return words if engine == "none" else [*words, f"deepspeed={engine}"]
 
 
+def rate_of(size: str) -> float:
+    """Return the learning rate that `size=…` of a preset sets: of several files that of the last."""
+    files = [CONF / "size" / f"{name}.yaml" for name in size.removeprefix("size=").strip("[]").split(",")]
+    merged: Any = OmegaConf.merge(*map(OmegaConf.load, files))
+    return float(merged["update"]["learning_rate"])
+
+
 _PREFERENCES = ("dpo", "ipo", "kto", "nca", "hinge", "reference_free", "preference", "implicit")
 _HEADS = {"process_reward": "reward", "outcome_reward": "outcome", "bradley_terry": "outcome"}
 
@@ -188,7 +198,7 @@ def recipe(
     key = "ppo" if kind == "ppo" else "exp"
     why = f"{model} ({count} parameters) is trained by {name} {' '.join(words)} "
     why += f"on GPUs of {node.gpu_gib:g} GiB (docs/training.md; {key}= names another)"
-    if parameters < 0.1e9:
+    if parameters < SMALLEST:
         why += "; its rate is that of much larger models"
     return ["-cn", name, *words], why
 

@@ -5,8 +5,8 @@ what it is not defined for. This module loads in milliseconds; what a function n
 """
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence, Sized
+from typing import TYPE_CHECKING, Any
 
 from espalier.data.records import BadInput
 
@@ -29,6 +29,7 @@ def split_steps(response: str, how: str = "lines") -> list[str]:
     """
     from espalier.data.splitters import splitter
 
+    _check_text(response, "response")
     return splitter(how)(response)
 
 
@@ -41,7 +42,8 @@ def grade(response: str, gold: "Gold", kind: str = "response_math", num_options:
     has `is_correct`, `answer` (what was read, None where nothing could be), `verdict` and `reason`.
 
     It never raises on what a model wrote, never runs it as code, and takes about a second at most; the first symbolic
-    comparison starts processes that are killed at their deadline. Raises BadInput on an unknown kind.
+    comparison starts processes that are killed at their deadline. Raises BadInput on an unknown kind, and on a response
+    or a gold answer that is no text.
 
     >>> import espalier
     >>> espalier.grade(r"Half of it is left, so the answer is \boxed{\frac{1}{2}}.", "0.5").is_correct
@@ -53,6 +55,9 @@ def grade(response: str, gold: "Gold", kind: str = "response_math", num_options:
     """
     from espalier.data.answers.grading import grade_answer
 
+    _check_text(response, "response")
+    if not isinstance(gold, str | list | tuple) or not all(isinstance(one, str) for one in gold):
+        raise BadInput(f"gold must be a text or a list of texts, got {repr(gold)[:60]}")
     return grade_answer(prediction=response, gold=gold, kind=kind, num_options=num_options)
 
 
@@ -68,6 +73,8 @@ def same_answer(one: str, other: str) -> bool:
     """
     from espalier.rewards.votes import is_one_vote
 
+    _check_text(one, "one")
+    _check_text(other, "other")
     return is_one_vote(one, other)
 
 
@@ -78,7 +85,7 @@ def monte_carlo_values(rewards: Sequence[Sequence[float]]) -> "list[StateValue]"
     `rewards[i]` holds one number for each completion of state i: True or False, or any reward; K may differ. What
     comes back has `value`, `standard_error` (s / sqrt(K), s the standard deviation of a sample; not a number for K = 1)
     and `num_completions`. Wang et al. 2024 (Math-Shepherd), Kazemnejad et al. 2024 (VinePPO). Raises BadInput for a
-    state without completions.
+    state without completions, and where a row is no list of numbers.
 
     >>> import espalier
     >>> espalier.monte_carlo_values([[True, True, False, True]])
@@ -106,11 +113,14 @@ def vineppo_advantages(state_values: Sequence[float | None], outcome: float, ste
     from espalier.rl.credit.step_credit import fill_values, step_advantages
     from espalier.rl.credit.token_maps import spread_over_tokens
 
+    known = [value for value in state_values if value is not None] if _is_list(state_values) else state_values
+    _check_finite(known, "state_values")
+    _check_finite(step_ends, "step_ends")
+    _check_finite([outcome], "outcome")
     if len(state_values) != len(step_ends):
         raise BadInput(
             f"{len(state_values)} state_values and {len(step_ends)} step_ends: one of each per step is wanted"
         )
-    _check_finite([outcome, *(value for value in state_values if value is not None)], "state_values and outcome")
     if list(step_ends) != sorted(step_ends) or (step_ends and step_ends[0] < 0):
         raise BadInput(
             f"step_ends count tokens from the start of the response and never fall, got {list(step_ends)[:8]}"
@@ -178,9 +188,10 @@ def gae(values: Sequence[float], rewards: Sequence[float], gamma: float = 1.0, l
 
     from espalier.rl.advantages.gae import exact_advantages, last_tokens
 
+    _check_finite(values, "values")
+    _check_finite(rewards, "rewards")
     if len(values) != len(rewards):
         raise BadInput(f"{len(values)} values and {len(rewards)} rewards: one of each per token is wanted")
-    _check_finite([*values, *rewards], "values and rewards")
     for name, factor in (("gamma", gamma), ("lam", lam)):
         if not 0 <= factor <= 1:
             raise BadInput(f"{name} must be from 0 to 1, got {factor}")
@@ -212,16 +223,33 @@ def aggregate_scores(scores: Sequence[float], how: str = "minimum") -> float:
 
 def _group(rewards: Sequence[float]) -> list[float]:
     """Return the rewards of one problem's rollouts. Raises BadInput on fewer than 2, or one that is not finite."""
+    _check_finite(rewards, "rewards")
     if len(rewards) < 2:
         raise BadInput(
             f"a rollout is compared with others of its problem: 2 rewards at least are wanted, got {len(rewards)}"
         )
-    _check_finite(rewards, "rewards")
     return [float(reward) for reward in rewards]
 
 
-def _check_finite(numbers: Sequence[float], name: str) -> None:
-    """Raise BadInput, with the place, where a number is not finite."""
+def _check_text(value: object, name: str) -> None:
+    """Raise BadInput where an argument is no text."""
+    if not isinstance(value, str):
+        raise BadInput(f"{name} must be a text, got {repr(value)[:60]}")
+
+
+def _is_list(value: object) -> bool:
+    """Say whether a value is a list or what one goes over like a list: a tuple, an array, a tensor of one dimension."""
+    return isinstance(value, Sized) and isinstance(value, Iterable)
+
+
+def _check_finite(numbers: Sequence[Any], name: str) -> None:
+    """Raise BadInput, with the place, where there is no list, or something in it is no number or not finite."""
+    if not _is_list(numbers):
+        raise BadInput(f"{name} must be a list of numbers, got {repr(numbers)[:60]}")
     for place, number in enumerate(numbers):
-        if not math.isfinite(number):
-            raise BadInput(f"{name}: number {place + 1} of {len(numbers)} is {number}: leave such rows out")
+        try:
+            is_finite = math.isfinite(number)
+        except (TypeError, ValueError):
+            is_finite = False
+        if not is_finite:
+            raise BadInput(f"{name}: number {place + 1} of {len(numbers)} is {repr(number)[:60]}: leave such rows out")

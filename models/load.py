@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from espalier.data.records import BadInput
 from espalier.models.fused_norm import fuse_norms
 from espalier.models.generation_settings import make_savable
 from espalier.models.gpu_attention import AUTO
@@ -41,10 +42,8 @@ _TOKENIZERS = ("tokenizer.*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-class BadModel(ValueError):
+class BadModel(BadInput):
     """A model folder that is missing, incomplete or of another kind than asked."""
-
-    exit_code = 2
 
 
 def check_model_folder(path: str) -> None:

@@ -11,6 +11,7 @@ again whenever they are read.
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,26 +34,35 @@ from espalier.runtime.run_dir import versions
 from espalier.training.guards import without_unread
 
 log = logging.getLogger("train")
+TRAINING, EVALUATION = "examples", "eval_examples"
 _WAIT_SECONDS = 3600.0  # for another run that tokenises the same file
 _TOKENIZER = ("config.json", "tokenizer*", "chat_template*", "special_tokens_map.json", "*.model", "vocab*", "merges*")
 
 
-def stored_examples(node: Any, tokenizer: Any) -> StoredExamples:
+def stored_examples(node: Any, tokenizer: Any, role: str = TRAINING) -> StoredExamples:
     """Return the examples of a config node (conf/examples/), made where they are not in the cache; on every rank.
 
-    Examples of which the loss reads nothing are left out. Raises BadInput where the node's files are bad, where
-    another node's file of the same name is another one, and where the cache cannot be written.
+    Examples of which the loss reads nothing are left out. `role`: the node's place in the config; what is said of
+    others than those to train on begins with it. Raises BadInput where the node's files are bad, where another node's
+    file of the same name is another one, and where the cache cannot be written.
     """
     settings = _plain(node)
-    name = from_main_rank(lambda: _make(settings, tokenizer))
-    folder = cache_folder() / name
-    about = read_about(folder)
-    if about is None:  # a node with a disk of its own
-        if _make(settings, tokenizer) != name:
-            raise BadInput(f"{_paths(settings)[0]} is another file here than on rank 0: copy it to every node again")
-        about = read_about(folder) or {}
-    paths = list(zip(about["paths"], _paths(settings), strict=True))
-    _say_again(about, paths)
+    opening = "" if role == TRAINING else f"{role}: "
+    try:
+        name = from_main_rank(lambda: _make(settings, tokenizer, opening))
+        folder = cache_folder() / name
+        about = read_about(folder)
+        if about is None:  # a node with a disk of its own
+            if _make(settings, tokenizer, opening) != name:
+                raise BadInput(f"{_paths(settings)[0]} is another file here than on rank 0: copy it to every node "
+                               "again")  # fmt: skip
+            about = read_about(folder) or {}
+    except BadInput as error:
+        if not opening:
+            raise
+        raise BadInput(f"{opening}{error}: name others that are no training data, or set {role}=null "
+                       "evaluation.every=0") from None  # fmt: skip
+    _say_again(about, dict(zip(about["paths"], _names(settings, tokenizer), strict=True)), opening)
     return open_examples(folder, about)
 
 
@@ -82,13 +92,18 @@ def _paths(settings: Mapping[str, Any]) -> list[str]:
     return [*nested, *([str(settings["path"])] if settings.get("path") else [])]
 
 
+def _names(settings: Mapping[str, Any], tokenizer: Any) -> list[str]:
+    """Return what lines call the files and the model by."""
+    return [*_paths(settings), str(tokenizer.name_or_path)]
+
+
 def _nameless(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without the names of files, whose bytes count."""
     return {key: _nameless(value) if isinstance(value, Mapping) else value
             for key, value in settings.items() if key != "path"}  # fmt: skip
 
 
-def _make(settings: dict[str, Any], tokenizer: Any) -> str:
+def _make(settings: dict[str, Any], tokenizer: Any, opening: str) -> str:
     """Write the folder where it is not there; its name."""
     missing = [path for path in _paths(settings) if not Path(path).is_file()]
     if missing:
@@ -101,24 +116,25 @@ def _make(settings: dict[str, Any], tokenizer: Any) -> str:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(folder, _WAIT_SECONDS):
             if read_about(folder) is None:
-                _write(folder, settings, tokenizer)
+                _write(folder, settings, tokenizer, opening)
     except (PermissionError, NotADirectoryError) as error:
         raise BadInput(f"{error.filename}: the tokenised examples cannot be written there: set HF_DATASETS_CACHE to a "
                        "folder of yours") from None  # fmt: skip
     return name
 
 
-def _write(folder: Path, settings: dict[str, Any], tokenizer: Any) -> None:
+def _write(folder: Path, settings: dict[str, Any], tokenizer: Any, opening: str) -> None:
     """Make the examples and store them, under another name until they are whole."""
     path = str(settings.get("path", "examples"))
-    with _noted() as said, count_left_out() as left_out:
+    with _noted(opening) as said, count_left_out() as left_out:
         examples: list[Any] = without_unread(build(settings).load(tokenizer), path)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         partial.mkdir()
-        write_examples(partial, examples, paths=_paths(settings), said=said, left_out=[asdict(row) for row in left_out])
+        names = _names(settings, tokenizer)
+        write_examples(partial, examples, paths=names, said=said, left_out=[asdict(row) for row in left_out])
         for made in [*partial.iterdir(), partial]:
             fsync(made)
         partial.replace(folder)
@@ -130,8 +146,9 @@ def _write(folder: Path, settings: dict[str, Any], tokenizer: Any) -> None:
 
 
 @contextmanager
-def _noted() -> Iterator[list[tuple[int, str]]]:
-    """Give the (level, line) of all that `data` and the guards say while the block runs; it is not shown yet."""
+def _noted(opening: str) -> Iterator[list[tuple[int, str]]]:
+    """Give the (level, line) of all that `data` and the guards say while the block runs; it is shown, each line behind
+    `opening`, only where the block fails."""
     said: list[tuple[int, str]] = []
     logger = logging.getLogger("espalier.data")
     handler = logging.Handler()
@@ -144,7 +161,7 @@ def _noted() -> Iterator[list[tuple[int, str]]]:
         yield said
     except BaseException:
         for number, line in said:  # they may say why
-            log.log(number, "%s", line)
+            log.log(number, "%s%s", opening, line)
         raise
     finally:
         logger.removeHandler(handler)
@@ -152,16 +169,17 @@ def _noted() -> Iterator[list[tuple[int, str]]]:
         logger.setLevel(level)
 
 
-def _say_again(about: Mapping[str, Any], paths: list[tuple[str, str]]) -> None:
-    """Say and count what was said when the examples were made, with the names that their files have now."""
+def _say_again(about: Mapping[str, Any], names: Mapping[str, str], opening: str) -> None:
+    """Say and count what was said when the examples were made, each line behind `opening`, with the names that their
+    files and the model have now (`names`: by those of then)."""
+    longest_first = sorted((name for name in names if name), key=len, reverse=True)
+    whole = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w/-])")
 
     def now(text: str) -> str:
-        for old, new in paths:
-            text = text.replace(old, new)
-        return text
+        return whole.sub(lambda found: names[found[0]], text) if longest_first else text
 
     for level, line in about["said"]:
-        log.log(level, "%s", now(line))
+        log.log(level, "%s%s", opening, now(line))
     count_again(LeftOut(**{**row, "path": now(row["path"])}) for row in about["left_out"])
 
 

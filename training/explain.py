@@ -30,7 +30,7 @@ from espalier.models.load import load_tokenizer
 from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limits
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.example_cache import files_read, stored_examples
+from espalier.training.example_cache import EVALUATION, TRAINING, files_read, stored_examples
 from espalier.training.guards import (
     check_amount,
     check_evaluations,
@@ -112,7 +112,7 @@ class Explain:
         summary: dict[str, Any] = {"experiment": self.experiment, "examples": about}
         eval_examples: Sequence[Any] = []
         if config.eval_examples:
-            eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
+            eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits, EVALUATION)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_evaluations(config.evaluation.every, eval_examples)
         check_amount(examples, config.update.batch_size)
@@ -167,11 +167,11 @@ def warn_of_training_memory(config: TrainConfig, examples: StoredExamples, num_r
     warn_of_memory(planned)
 
 
-def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[StoredExamples, dict[str, Any]]:
+def _load(node: Any, tokenizer: Any, limits: Limits, role: str = TRAINING) -> tuple[StoredExamples, dict[str, Any]]:
     """Return examples as a run would train on them, and a summary of them."""
     path = str(node.get("path", "examples"))
     with count_left_out() as left_out:
-        examples = stored_examples(node, tokenizer)
+        examples = stored_examples(node, tokenizer, role)
         check_limits(examples, path, limits, node.get("max_length"))
     facts = examples.facts
     lengths = np.sort(facts["length"])

@@ -32,7 +32,7 @@ from espalier.training.deepspeed_engine import (
     tensor_parallel_size,
 )
 from espalier.training.engine import Engine, TorchEngine
-from espalier.training.example_cache import stored_examples
+from espalier.training.example_cache import EVALUATION, TRAINING, stored_examples
 from espalier.training.explain import warn_of_training_memory
 from espalier.training.guards import (
     check_amount,
@@ -69,7 +69,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[StoredExamples, Sequ
     examples = load_examples(config, config.examples, tokenizer)
     eval_examples: Sequence[Any] = []
     if config.eval_examples:
-        eval_examples = load_examples(config, config.eval_examples, tokenizer)
+        eval_examples = load_examples(config, config.eval_examples, tokenizer, EVALUATION)
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_evaluations(config.evaluation.every, eval_examples)
@@ -82,11 +82,11 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[StoredExamples, Sequ
     return examples, eval_examples
 
 
-def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> StoredExamples:
-    """Return the examples of one source, past the guards."""
+def load_examples(config: TrainConfig, node: Any, tokenizer: Any, role: str = TRAINING) -> StoredExamples:
+    """Return the examples of one source, in its place in the config (`stored_examples`), past the guards."""
     limits = model_limits(config.model["path"], tokenizer)
     check_tokenizer(tokenizer, limits)
-    examples = stored_examples(node, tokenizer)
+    examples = stored_examples(node, tokenizer, role)
     check_limits(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
     return examples
 

@@ -155,7 +155,7 @@ def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
         details = f"{alone}: the longest is '{longest.id}' with {example_length(longest)}"
         leave_out(path, len(long), len(examples), "examples", f"are longer than {max_length} tokens", details=details)
     if not kept:
-        raise BadInput(f"{path}: no example to train on (of {len(examples)} read)")
+        raise BadInput(f"{path}: no example is left (of {len(examples)} read)")
     return kept
 
 

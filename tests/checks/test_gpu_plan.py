@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.checked_config import CheckedConfig
-from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan
+from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan, lines_of, remedies
 from espalier.checks.plan_gpu import PlanGpu, check_plan, sharing_of
 from espalier.checks.recipe import Node
 from espalier.checks.resources import num_parameters
@@ -126,6 +126,65 @@ def test_engines_of_a_reward_take_their_share_in_every_phase(tiny_policy: Path) 
         assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, [*words, *given])).beside == wanted
     assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, words[:2])).beside == ()
     assert sharing_of(compose_config(RLConfig, ONE_GPU_CONFIG, [*words, f"{client}.gpus=[1]"])).beside == ()
+
+
+def shared(*words: str) -> Sharing:
+    return sharing_of(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", ["output_dir=o", *words]))
+
+
+def test_an_engine_on_another_gpu_takes_nothing_of_the_learner_s(tiny_policy: Path) -> None:
+    engines = [f"model.path={tiny_policy}", "server=none", "client=data_parallel_engines", "client.num_engines=1"]
+    server = f"model.path={tiny_policy}"
+    assert [shared(*words).num_engines for words in (
+        engines, [*engines, "client.gpus=[0]"], [*engines, "client.gpus=[1]"],
+        [server], [server, '+server.devices="0,1"'], [server, '+server.devices="1"'],
+        [server, "server=none", "client.base_url=http://h:1"],
+    )] == [1, 1, 0, 1, 1, 0, 0]  # fmt: skip
+    alone = replace(ONE_GPU, num_engines=0, sleeps=False)
+    plan = gpu_plan(alone, 24 * GIB)
+    assert phase(plan, "rollouts") == {
+        "weights": 1_976_131_072, "moments": 3_952_262_144, "contexts": 536_870_912
+    }  # fmt: skip
+    assert not any("engine" in name for one in plan.phases for name in one.parts)
+    assert (plan.cache, plan.cache_tokens) == (0, 0)
+    assert "of 24.00 GiB" in check_plan(plan, alone)
+    assert not any(line.startswith("caches") for line in lines_of(plan))
+    assert "engine" not in remedies(gpu_plan(alone, 8 * GIB), alone)
+
+
+def test_remedies_are_settings_that_the_run_takes(tiny_policy: Path) -> None:
+    """Of a server, which does not sleep, and of engines whose options name no share yet, or one."""
+    model = f"model.path={tiny_policy}"
+    engines = [model, "server=none", "client=data_parallel_engines", "client.num_engines=1"]
+    for words, setting in (
+        ([model], "+server.options.gpu_memory_utilization"),
+        (engines, "+client.options.gpu_memory_utilization"),
+        ([*engines, "+client.options.gpu_memory_utilization=0.9"], "client.options.gpu_memory_utilization"),
+    ):
+        sharing = replace(shared(*words), setup=ONE_GPU.setup, sleeps=False)
+        plan = gpu_plan(sharing, 16 * GIB)
+        said = remedies(plan, sharing)
+        assert said.startswith(f"{setting}={plan.largest_share:g} at most")
+        assert ("engine.sleeps=true" in said) == ("server" not in setting)
+        assert shared(*words, f"{setting}=0.25").utilization == 0.25
+
+
+def test_a_rate_ten_times_that_of_the_preset_is_warned_of(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("espalier.checks.checked_config.node_here", lambda: Node(gpu_gib=80, host_gib=200))
+    for parameters, rate, warned in (
+        (1.5e9, 1e-4, "is 100 times that of the preset, 1e-06"),
+        (1.5e9, 1e-5, "is 10 times"),
+        (1.5e9, 1e-8, "is 0.01 times"),
+        (1.5e9, 2e-6, ""),
+        (1e6, 1e-4, ""),  # a tiny policy has a rate of its own
+    ):
+        monkeypatch.setattr("espalier.checks.checked_config.parameters_of", lambda _, size=parameters: int(size))
+        words = [f"model.path={tiny_policy}", "output_dir=o", f"update.learning_rate={rate}"]
+        caplog.clear()
+        CheckedConfig(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", words)).size()
+        assert [warned in line for line in caplog.messages] == ([True] if warned else [])
 
 
 def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -170,7 +170,7 @@ def test_what_is_too_long_is_left_out_and_counted(
     examples = DemonstrationExamples(path, max_length=20).load(tokenizer)
     assert [example.id for example in examples] == ["a"]
     assert "1 of 2 examples are longer than 20 tokens and are left out" in caplog.text
-    with pytest.raises(BadInput, match=r"no example to train on \(of 2 read\)"):
+    with pytest.raises(BadInput, match=r"no example is left \(of 2 read\)"):
         DemonstrationExamples(path, max_length=2).load(tokenizer)
 
 
@@ -231,7 +231,7 @@ def test_a_pair_is_as_long_as_its_longer_side(tmp_path: Path) -> None:
     )  # fmt: skip
     path = write(tmp_path / "p.jsonl", [pair])
     assert PreferenceExamples(path, max_length=5).load(None) == [PairExample("a>b", [1, 2], [3], [4, 5, 6])]
-    with pytest.raises(BadInput, match="no example to train on"):
+    with pytest.raises(BadInput, match="no example is left"):
         PreferenceExamples(path, max_length=4).load(None)
 
 

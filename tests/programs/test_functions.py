@@ -250,7 +250,7 @@ def test_two_answers_are_the_same_where_they_vote_together(one: str, other: str,
         (lambda: espalier.dr_grpo_advantages([1.0, math.nan]), "rewards: number 2 of 2 is nan"),
         (lambda: espalier.gae([0.5], [0.0, 1.0]), "1 values and 2 rewards: one of each per token"),
         (lambda: espalier.gae([0.5], [1.0], gamma=1.5), "gamma must be from 0 to 1, got 1.5"),
-        (lambda: espalier.gae([math.inf], [1.0]), "number 1 of 2 is inf"),
+        (lambda: espalier.gae([math.inf], [1.0]), "values: number 1 of 1 is inf"),
         (lambda: espalier.vineppo_advantages([0.5], 1.0, [1, 2]), "1 state_values and 2 step_ends"),
         (lambda: espalier.vineppo_advantages([0.5, 0.5], 1.0, [3, 2]), r"never fall, got \[3, 2\]"),
         (lambda: espalier.monte_carlo_values([[1], []]), "a state without completions has no value"),
@@ -258,6 +258,19 @@ def test_two_answers_are_the_same_where_they_vote_together(one: str, other: str,
         (lambda: espalier.aggregate_scores([1.5], "log_odds"), r"needs scores in \[0, 1\], got 1.5"),
         (lambda: espalier.split_steps("a", "words"), "no step splitter 'words': choose one of lines"),
         (lambda: espalier.grade("a", "a", kind="essay"), "no kind 'essay' of answer"),
+        (lambda: espalier.grade("a", 14), "gold must be a text or a list of texts, got 14"),  # type: ignore[arg-type]
+        (lambda: espalier.grade("a", None), "gold must be a text or a list"),  # type: ignore[arg-type]
+        (lambda: espalier.grade(None, "a"), "response must be a text, got None"),  # type: ignore[arg-type]
+        (lambda: espalier.split_steps(["a"]), "response must be a text"),  # type: ignore[arg-type]
+        (lambda: espalier.same_answer("7", 7), "other must be a text, got 7"),  # type: ignore[arg-type]
+        (lambda: espalier.monte_carlo_values([1, 0]), r"rewards\[0\] must be a list of numbers, got 1"),  # type: ignore[list-item]
+        (lambda: espalier.monte_carlo_values([["1"]]), r"rewards\[0\]: number 1 of 1 is '1'"),  # type: ignore[list-item]
+        (lambda: espalier.grpo_advantages(1.0), "rewards must be a list of numbers, got 1.0"),  # type: ignore[arg-type]
+        (lambda: espalier.gae([0.5], None), "rewards must be a list of numbers, got None"),  # type: ignore[arg-type]
+        (lambda: espalier.vineppo_advantages(None, 1.0, []), "state_values must be a list"),  # type: ignore[arg-type]
+        (lambda: espalier.vineppo_advantages([0.5], None, [1]), "outcome: number 1 of 1 is None"),  # type: ignore[arg-type]
+        (lambda: espalier.vineppo_advantages([0.5], 1.0, ["a"]), "step_ends: number 1 of 1 is 'a'"),  # type: ignore[list-item]
+        (lambda: espalier.aggregate_scores(0.5), "scores must be a list of numbers, got 0.5"),  # type: ignore[arg-type]
     ],
 )
 def test_what_a_function_is_not_defined_for_is_said_in_one_line(call: Callable[[], Any], words: str) -> None:

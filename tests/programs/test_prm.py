@@ -95,7 +95,7 @@ def test_a_policy_with_a_fresh_head_says_one_half(tiny_policy: Path) -> None:
     ]
     with pytest.raises(BadModel, match="no process reward model: train one"):
         espalier.load_prm(tiny_policy)
-    with pytest.raises(BadModel, match="no such model folder"):
+    with pytest.raises(espalier.BadInput, match="no such model folder"):
         espalier.load_prm("./nowhere/prm")
 
 
@@ -116,10 +116,44 @@ def test_what_cannot_be_scored_is_named_with_its_place(tiny_prm: Path) -> None:
         (("1 + 1 = ?\n", ["2<|end|>"]), r"solution 1: the tokenizer changes the text .* leave special tokens out"),
         (replace(tokens, step_ends=[0, 3]), r"solution 1: step_ends must rise from 1 to its \d+ response tokens"),
         (replace(tokens, step_ends=[1, 99]), r"solution 1: step_ends must rise"),
+        ("qq", r"solution 1 must be \(prompt, steps\) or StepTokens, got 'qq'"),
+        (7, r"solution 1 must be \(prompt, steps\) or StepTokens, got 7"),
+        (("1 + 1 = ?\n", 7), r"solution 1: steps must be a list of texts"),
+        (([{"role": "user", "content": "?"}], ["2"]), r"solution 1: the prompt must be a text, .*apply_chat_template"),
         (("1 + 1 = ?\n", ["7" * 600]), r"solution 1 has 6\d\d tokens and the model 512 positions"),
     ):
         with pytest.raises(espalier.BadInput, match=words):
             espalier.score_steps(prm, [("1 + 1 = ?\n", ["2"]), solution])  # type: ignore[list-item]
+
+
+def test_a_single_solution_and_a_folder_s_name_are_no_arguments_of_score_steps(tiny_prm: Path) -> None:
+    with pytest.raises(espalier.BadInput, match=r"solution 0 must be .* a list of solutions is scored"):
+        espalier.score_steps(espalier.load_prm(tiny_prm), ("1 + 1 = ?\n", ["2"]))  # type: ignore[arg-type]
+    with pytest.raises(espalier.BadInput, match="prm must be what load_prm returns, got 'prm'"):
+        espalier.score_steps("prm", [])  # type: ignore[arg-type]
+
+
+def test_a_model_that_learned_from_chat_turns_warns_once_of_a_plain_question(
+    tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(tiny_prm, tmp_path / "chat")
+    write_training_layout(tmp_path / "chat", TrainingLayout("steps", "chat"))
+    prm = espalier.load_prm(tmp_path / "chat")
+    for _ in range(2):
+        espalier.score_steps(prm, [("1 + 1 = ?\n", ["2"])])
+    (line,) = [record.message for record in caplog.records if "was trained on prompts" in record.message]
+    assert "turns of a chat template, and these are plain text" in line
+    caplog.clear()
+    prm.tokenizer.chat_template = "{% for m in messages %}user: {{ m.content }}{% endfor %}\nassistant: "
+    turns = [{"role": "user", "content": "1 + 1 = ?"}]
+    text = prm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    espalier.score_steps(prm, [(text, ["2"])])
+    assert not caplog.records
+
+
+def test_a_reward_model_shows_itself_in_one_short_line(tiny_prm: Path) -> None:
+    shown = repr(espalier.load_prm(tiny_prm, device="cpu"))
+    assert shown == f"ProcessRewardModel('{tiny_prm}', LlamaForTokenClassification on cpu)"
 
 
 def test_the_weights_of_a_large_model_are_in_the_provenance_file_by_file(tmp_path: Path) -> None:

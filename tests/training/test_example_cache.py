@@ -1,6 +1,7 @@
 """Examples are made once, and read as they were made: or made again where anything they depend on has changed."""
 
 import json
+import logging
 import os
 import random
 import resource
@@ -167,6 +168,48 @@ def test_what_was_said_and_left_out_is_said_again(
     assert lines[0] == lines[1] == [line.replace("e.jsonl", "d.jsonl") for line in lines[2]]
     assert "d.jsonl: 4 of 12 examples are longer than 40 tokens and are left out" in lines[0][0]
     assert counts == [[(name, "are longer than 40 tokens", 4, 12)] for name in ("d.jsonl", "d.jsonl", "e.jsonl")]
+
+
+def test_a_remembered_line_names_the_model_that_is_asked_now(
+    cache: Path, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And changes no other word that has the old name in it."""
+
+    def load(self: DemonstrationExamples, tokenizer: Any) -> list[TokenExample]:
+        name = tokenizer.name_or_path
+        logging.getLogger("espalier.data").warning("the template of %s, not of %s-chat or x%s", name, name, name)
+        return TOKENS
+
+    monkeypatch.setattr(DemonstrationExamples, "load", load)
+    node = demonstrations(tmp_path / "d.jsonl")
+    for name in ("M", "other/N", "M"):
+        tokenizer = load_tokenizer(str(tiny_policy))
+        tokenizer.name_or_path = name
+        caplog.clear()
+        stored_examples(node, tokenizer)
+        (line,) = [row.getMessage() for row in caplog.records if row.levelname == "WARNING"]
+        assert line == f"the template of {name}, not of M-chat or xM"
+    assert len([path for path in cache.iterdir() if not path.name.startswith(".")]) == 1
+
+
+def test_what_is_wrong_with_examples_to_evaluate_on_is_said_under_their_name(
+    cache: Path, tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_policy))
+    node = {**demonstrations(tmp_path / "d.jsonl"), "max_length": 40}
+    for _ in range(2):
+        caplog.clear()
+        stored_examples(node, tokenizer, "eval_examples")
+        assert f"eval_examples: {tmp_path}/d.jsonl: 4 of 12 examples are longer" in caplog.text
+    remedy = r"name others that are no training data, or set eval_examples=null evaluation\.every=0$"
+    with pytest.raises(BadInput, match=r"^eval_examples: .*d\.jsonl: no example is left \(of 12 read\): " + remedy):
+        stored_examples({**node, "max_length": 2}, tokenizer, "eval_examples")
+    assert "eval_examples: " in caplog.text
+    (tmp_path / "e.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(BadInput, match=r"^eval_examples: .*e\.jsonl:1: Demonstration lacks the field 'prompt'"):
+        stored_examples({**node, "path": str(tmp_path / "e.jsonl")}, tokenizer, "eval_examples")
+    with pytest.raises(BadInput, match=r"^[^:]*d\.jsonl: no example is left \(of 12 read\)$"):
+        stored_examples({**node, "max_length": 2}, tokenizer)
 
 
 def test_anything_that_changes_tokens_changes_the_name(tiny_policy: Path, tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ def test_labelled_steps_become_examples_of_the_steps_that_have_labels(tmp_path: 
     assert [row.id for row in read_records(StepValues, path)] == ["p/0", "p/1"]
     first = StepValueExamples(path, 100).load(None)[0]
     assert (first.ids, first.positions, first.values) == ([90, 1, 2, 3, 4], [1, 3, 4], [0.5, 1.0, 1.0])
-    with pytest.raises(BadInput, match=r"no example to train on \(of 2 read\)"):
+    with pytest.raises(BadInput, match=r"no example is left \(of 2 read\)"):
         StepValueExamples(path, 3).load(None)
 
 
