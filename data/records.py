@@ -262,7 +262,7 @@ class StepScores:
     scores: list[float]
     """of each step, in [0, 1]; empty where the scorer gave none that can be read"""
     is_seen: bool | None = None
-    """whether the model was trained on this problem; null where its folder does not say"""
+    """whether the model was trained on this problem; null where its folder does not say, or by ids of another kind"""
 
 
 @dataclasses.dataclass(frozen=True)
