@@ -6,7 +6,7 @@ out. Such problems are chosen for their fall, not at random; the page says so.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -18,7 +18,7 @@ from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
 from espalier.values.step_values import without_gaps
 
-R = TypeVar("R", StepValues, StepScores, Trajectory)
+R = TypeVar("R", StepScores, Trajectory)
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,27 @@ def num_shared_steps(first: StepValues, second: StepValues) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def read_held_out(kind: type[R], path: Path, share: float) -> Iterable[R]:
-    """Return the records of held-out problems; the other lines are not validated (their stage has done so)."""
+def read_held_out(path: Path, share: float) -> Iterable[StepValues]:
+    """Return the step values of held-out problems; the other lines are not validated (their stage has done so)."""
     for place, row in iter_rows(path):
-        if is_held_out(str(row.get("problem_id")), share):
+        if is_held_out(str(row.get("passage_id") or row.get("problem_id")), share):
+            yield parse_record(StepValues, row, place)
+
+
+def read_of(kind: type[R], path: Path, problems: Collection[str]) -> Iterable[R]:
+    """Return the records of these problems; the other lines are not validated."""
+    for place, row in iter_rows(path):
+        if row.get("problem_id") in problems:
             yield parse_record(kind, row, place)
 
 
 def read_scored(files: RunFiles, share: float) -> dict[str, list[ScoredTrajectory]]:
     """Held-out problem id → its distinct trajectories. Raises BadInput where values have no scores."""
-    scores_path = files.rewards("step_scores.jsonl")
-    scores = {row.id: row.scores for row in read_held_out(StepScores, scores_path, share)}
+    path, scores_path = files.rewards("step_values.jsonl"), files.rewards("step_scores.jsonl")
+    known = list(read_held_out(path, share))
+    scores = {row.id: row.scores for row in read_of(StepScores, scores_path, {row.problem_id for row in known})}
     groups: dict[str, dict[tuple[str, ...], ScoredTrajectory]] = defaultdict(dict)
-    path = files.rewards("step_values.jsonl")
-    for row, values in without_gaps(read_held_out(StepValues, path, share), str(path)):
+    for row, values in without_gaps(known, str(path)):
         if len(scores.get(row.id, [])) != len(row.values):
             want = f"'{row.id}' must have {len(row.values)} scores"
             raise BadInput(f"{scores_path}: {want}: score these trajectories again")
@@ -138,5 +145,6 @@ def read_examples(files: RunFiles, share: float, num_problems: int) -> list[Exam
     if not all(path.is_file() for path in needed):
         return []
     trajectories = files.rewards("trajectories.jsonl")
-    rows = read_held_out(Trajectory, trajectories, share) if trajectories.is_file() else []
-    return choose_examples(read_scored(files, share), {row.problem_id: str(row.gold) for row in rows}, num_problems)
+    groups = read_scored(files, share)
+    rows = read_of(Trajectory, trajectories, groups) if trajectories.is_file() else []
+    return choose_examples(groups, {row.problem_id: str(row.gold) for row in rows}, num_problems)

@@ -51,6 +51,8 @@ class Problem:
     """the passage or the premises"""
     options: list[str] = dataclasses.field(default_factory=list)
     """of a choice, without their letters; `gold` is then a letter ("A" is the first)"""
+    passage_id: str = ""
+    """what several problems share, a passage or a story: they stay on one side of every split; `""`: nothing"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Trajectory:
     logprobs: list[float] | None = None
     """the sampler's log-probs of `response_ids` in nats, before temperature and top_p unless the engine is set
     otherwise; null where they were not kept"""
+    passage_id: str = ""
+    """the problem's"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +218,7 @@ class StepValues:
     """upper end of that interval"""
     prompt_value: float | None = None
     """share of the problem's trajectories that are right"""
+    passage_id: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", self.labels or list(self.values))
@@ -257,7 +262,7 @@ class StepScores:
     scores: list[float]
     """of each step, in [0, 1]; empty where the scorer gave none that can be read"""
     is_seen: bool | None = None
-    """whether the model was trained on this problem; null where its folder does not say"""
+    """whether the model was trained on this problem; null where its folder does not say, or by ids of another kind"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +290,7 @@ class PreferencePair:
     """what the preferred side was ranked by"""
     rejected_score: float
     """what the other side was ranked by"""
+    passage_id: str = ""
 
 
 @cache

@@ -69,6 +69,7 @@ class SearchTree:
     completions: list[list[int]] = field(default_factory=list)
     """the ends of the responses that the policy drew from this very state, one entry per sample, whatever a selection
     made of them: what its value may be estimated by; [] where there are none; left out: none of any node"""
+    passage_id: str = ""
 
     def __post_init__(self) -> None:
         number = len(self.parents)

@@ -37,6 +37,7 @@ class Solution:
     steps_right: list[bool | None]
     is_cut: bool = False
     gold: str = ""
+    passage_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ def _of_trajectory(row: Trajectory) -> Solution:
     gold = row.gold[0] if isinstance(row.gold, list) and row.gold else row.gold
     unknown: list[bool | None] = [None] * len(row.steps)
     is_cut = row.finish_reason != "stop"
-    return Solution(row.id, row.problem_id, row.prompt, row.steps, row.is_correct, unknown, is_cut, str(gold or ""))
+    known = str(gold or ""), row.passage_id
+    return Solution(row.id, row.problem_id, row.prompt, row.steps, row.is_correct, unknown, is_cut, *known)
 
 
 def _of_values(row: StepValues) -> Solution:
     right = [None if label is None else label >= 0.5 for label in row.labels]
-    return Solution(row.id, row.problem_id, row.prompt, row.steps, row.is_correct, right)
+    return Solution(row.id, row.problem_id, row.prompt, row.steps, row.is_correct, right, passage_id=row.passage_id)
 
 
 def of_annotated(row: AnnotatedSolution, template: PromptTemplate | None, path: str) -> Solution:

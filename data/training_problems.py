@@ -1,5 +1,8 @@
 """Which problems a model was trained on: `training_problems.json` in its folder, hashes of their ids.
 
+Published judged steps have the hash of their question for an id (`problem_key`), tasks have names: `gsm8k-train-0`. So
+a problem is looked for by its id and by its text, and where neither can be in the file nobody knows.
+
 A reward model flatters what it was trained on: its scores of those problems say less about a step than about its
 memory. So the folder of a model trained on steps, pairs or outcomes says which problems these were, those of the
 model of its kind that it started from included, and whoever scores with it can tell.
@@ -8,19 +11,45 @@ model of its kind that it started from included, and whoever scores with it can 
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from espalier.data.process_data.published import problem_key
 from espalier.data.records import BadInput
 from espalier.data.splits import original_id
 
 log = logging.getLogger(__name__)
 FILE = "training_problems.json"
+_OF_QUESTION = re.compile(r"problem-[0-9a-f]{16}")
+NAME, QUESTION = "name", "question"
 
 
 def problem_hash(problem_id: str) -> str:
     """Return 16 hexadecimal digits of a problem's id; its copies in a mixture have the same."""
     return hashlib.sha256(f"problem/{original_id(problem_id)}".encode()).hexdigest()[:16]
+
+
+def kind_of_id(problem_id: str) -> str:
+    """Say what an id comes from: NAME, which a set gave its problem, or QUESTION (`problem_key`)."""
+    return QUESTION if _OF_QUESTION.fullmatch(original_id(problem_id)) else NAME
+
+
+@dataclass(frozen=True)
+class SeenProblems:
+    """What a model was trained on: `hashes` of ids, and of which `kinds` these are, as far as its folder says."""
+
+    hashes: frozenset[str]
+    kinds: frozenset[str] = frozenset()
+
+    def says(self, problem_id: str, text: str = "", is_question: bool = False) -> bool | None:
+        """Say whether the model was trained on a problem: its id, and a text that may be its question or is it
+        (`is_question`). None where ids of another kind are known of the model than of the problem."""
+        if {problem_hash(problem_id), problem_hash(problem_key(text))} & self.hashes:
+            return True
+        known = {kind_of_id(problem_id), *([QUESTION] if is_question else [])}
+        return None if self.kinds - known else False
 
 
 def write_training_problems(
@@ -34,12 +63,17 @@ def write_training_problems(
     earlier = known_before(read_training_problems, started_from, must_say, folder)
     if earlier is None:
         return
-    hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
+    own = {problem_hash(problem_id): kind_of_id(problem_id) for problem_id in problem_ids}
+    hashes, kinds = sorted(earlier | own.keys()), {*own.values()}
     below = read_policy_problems(started_from) if started_from else frozenset()
     below |= read_training_problems(policy) or frozenset() if policy else frozenset()
     more = {"of_its_policy": sorted(below)} if below else {}
     if earlier:
-        more["own"] = sorted({problem_hash(problem_id) for problem_id in problem_ids})
+        more["own"] = sorted(own)
+        before = _read(started_from)
+        kinds = kinds | before.kinds if before and before.kinds else set()
+    if kinds:
+        more["kinds"] = sorted(kinds)
     (folder / FILE).write_text(json.dumps({"problems": hashes, **more}) + "\n")
 
 
@@ -65,40 +99,50 @@ def write_problems_of_log_ratio(folder: Path, policy: str) -> None:
     if found is None:
         log.warning("%s does not say which problems it was trained on, so neither does %s", policy, folder)
         return
-    problems, below, own = found
-    beside = sorted((below | problems) - own)
-    (folder / FILE).write_text(
-        json.dumps({"problems": sorted(own), **({"of_its_policy": beside} if beside else {})}) + "\n"
-    )
+    more = {"of_its_policy": sorted((found.below | found.problems) - found.own), "kinds": sorted(found.kinds)}
+    row = {"problems": sorted(found.own)} | {name: value for name, value in more.items() if value}
+    (folder / FILE).write_text(json.dumps(row) + "\n")
 
 
 def read_training_problems(folder: str) -> frozenset[str] | None:
     """Return the hashes of the problems that a model was trained on; None where its folder does not say. Raises
     BadInput on a file that cannot be read."""
     found = _read(folder)
-    return None if found is None else found[0]
+    return None if found is None else found.problems
 
 
-def is_seen_by(problems: frozenset[str] | None, problem_id: str) -> bool | None:
-    """Say whether a model was trained on a problem, by its `read_training_problems`; None where these are not known."""
-    return None if problems is None else problem_hash(problem_id) in problems
+def read_seen_problems(folder: str) -> SeenProblems | None:
+    """Return what a model was trained on; None where its folder does not say. Raises BadInput on a file that cannot be
+    read."""
+    found = _read(folder)
+    return None if found is None else SeenProblems(found.problems, found.kinds)
 
 
 def read_policy_problems(folder: str) -> frozenset[str]:
     """Return the hashes of the problems on which the policy that a reward model was made from had learned right from
     wrong, as far as its folder says. Raises BadInput on a file that cannot be read."""
     found = _read(folder)
-    return frozenset() if found is None else found[1]
+    return frozenset() if found is None else found.below
 
 
-def _read(folder: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
-    """Return (problems, those of the policy below a head, those of the last training alone)."""
+@dataclass(frozen=True)
+class _Said:
+    """What a file says: the problems, those of the policy below a head, those of the last training alone, and the kinds
+    of ids that the first are hashes of (none: the file is from before these were written)."""
+
+    problems: frozenset[str]
+    below: frozenset[str]
+    own: frozenset[str]
+    kinds: frozenset[str]
+
+
+def _read(folder: str) -> _Said | None:
     path = Path(folder) / FILE
     if not path.is_file():
         return None
     try:
         row = json.loads(path.read_text())
-        problems, below, own = row["problems"], row.get("of_its_policy", ()), row.get("own", row["problems"])
-        return frozenset(map(str, problems)), frozenset(map(str, below)), frozenset(map(str, own))
+        parts = row["problems"], row.get("of_its_policy", ()), row.get("own", row["problems"]), row.get("kinds", ())
+        return _Said(*(frozenset(map(str, part)) for part in parts))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} cannot be read ({error}): train the model again, or remove the file") from None

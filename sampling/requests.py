@@ -119,6 +119,7 @@ def make_trajectory(
         is_correct=grade.is_correct and sample.finish_reason == "stop",
         num_options=len(problem.options),
         logprobs=sample.logprobs,
+        passage_id=problem.passage_id,
     )
 
 

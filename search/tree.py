@@ -143,6 +143,7 @@ class Tree:
             is_correct=found.is_correct,
             num_options=len(self.problem.options),
             logprobs=logprobs or None,
+            passage_id=self.problem.passage_id,
         )
 
     def record(self, chosen: Node, method: str, scorer: str, is_cut: bool, seconds: float) -> SearchTree:
@@ -180,4 +181,5 @@ class Tree:
             completions=[[end.number for end in node.completions] for node in nodes]
             if any(node.completions for node in nodes)
             else [],
+            passage_id=self.problem.passage_id,
         )

@@ -68,6 +68,7 @@ def step_values(
         low=[step.low for step in steps],
         high=[step.high for step in steps],
         prompt_value=prompt_value,
+        passage_id=trajectory.passage_id,
     )
 
 

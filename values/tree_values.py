@@ -79,6 +79,7 @@ def tree_response(tree: SearchTree, node: int) -> Trajectory:
         is_correct=bool(tree.is_correct[node]),
         num_options=tree.num_options,
         logprobs=logprobs if logprobs and len(logprobs) == len(ids) else None,
+        passage_id=tree.passage_id,
     )
 
 

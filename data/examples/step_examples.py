@@ -185,9 +185,10 @@ def encode_labelled(
     """Encode a judged solution as ids, read at the end of every step that somebody judged; None where its text does
     not come back from its ids, so that no step end could be trusted.
 
-    A step is read at the token that holds its last character (`tokenise_steps`), and of steps that end in one token the
-    last is. A solution that reached an answer (`is_correct` is known) ends with the end token, which its last step
-    takes in. Raises BadInput where steps and labels differ in number.
+    A step is read at the token that holds its last character (`tokenise_steps`), and of judged steps that end in one
+    token (one of them is blank, say) the last is: what is learnt there has one target. A solution that reached an
+    answer (`is_correct` is known) ends with the end token, which its last step takes in. Raises BadInput where steps
+    and labels differ in number.
     """
     problem = Problem(record.id, record.question, record.gold)
     prompt_ids = template.encode(tokenizer, problem).ids
@@ -198,17 +199,13 @@ def encode_labelled(
     tokens = tokenise_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
     if tokens is None:
         return None
-    reads = [
-        (len(prompt_ids) + end - 1, float(label))
+    reads = {
+        len(prompt_ids) + end - 1: float(label)
         for end, label in zip(tokens.step_ends, labels, strict=True)
         if label is not None
-    ]
-    ids, positions, values = (
-        prompt_ids + tokens.response_ids,
-        [place for place, _ in reads],
-        [value for _, value in reads],
-    )
-    return StepExample(record.id, ids, positions, values, problem_id=record.problem_id)
+    }
+    ids = prompt_ids + tokens.response_ids
+    return StepExample(record.id, ids, list(reads), list(reads.values()), problem_id=record.problem_id)
 
 
 def warn_of_steps_run_together(records: Sequence[AnnotatedSolution], path: str) -> None:

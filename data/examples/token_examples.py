@@ -18,7 +18,7 @@ from espalier.data.left_out import leave_out
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.data.seen_responses import response_hash
-from espalier.data.splits import original_id
+from espalier.data.splits import original_id, split_key
 from espalier.data.token_text import encode_response
 
 log = logging.getLogger(__name__)
@@ -100,18 +100,19 @@ class PairExample:
     weight: float = field(default=1.0, repr=False)
 
 
-def is_held_out(problem_id: str, share: float) -> bool:
-    """Say whether a problem belongs to the held-out `share`, by hash: the same everywhere, for every file, and for all
-    its copies in a mixture."""
-    digest = hashlib.sha256(f"held-out/{original_id(problem_id)}".encode()).digest()
+def is_held_out(key: str, share: float) -> bool:
+    """Say whether a problem belongs to the held-out `share`, by the hash of its `split_key`: the same everywhere, for
+    every file, for all problems of a passage, and for all copies of a problem in a mixture."""
+    digest = hashlib.sha256(f"held-out/{original_id(key)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def is_in_part(problem_id: str, part: str, held_out_share: float) -> bool:
-    """Say whether a problem belongs to `part`: all, train or held_out. Raises BadInput on another word."""
+def is_in_part(key: str, part: str, held_out_share: float) -> bool:
+    """Say whether the problem of a `split_key` belongs to `part`: all, train or held_out. Raises BadInput on another
+    word."""
     if part not in ("all", "train", "held_out"):
         raise BadInput(f"part must be all, train or held_out, got '{part}'")
-    return part == "all" or is_held_out(problem_id, held_out_share) == (part == "held_out")
+    return part == "all" or is_held_out(key, held_out_share) == (part == "held_out")
 
 
 class HasPart(Protocol):
@@ -131,8 +132,8 @@ class HasPart(Protocol):
 
 
 def of_part(records: Sequence[R], source: HasPart) -> list[R]:
-    """Return the records of the problems of the source's part (`is_in_part` of their `problem_id`)."""
-    kept = [row for row in records if is_in_part(row.problem_id, source.part, source.held_out_share)]  # type: ignore[attr-defined]
+    """Return the records of the problems of the source's part (`is_in_part` of their `split_key`)."""
+    kept = [row for row in records if is_in_part(split_key(row), source.part, source.held_out_share)]
     reason = f"belong to problems that are not in part {source.part}"
     leave_out(source.path, len(records) - len(kept), len(records), "rows", reason, is_asked_for=True)
     return kept

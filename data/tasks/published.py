@@ -23,7 +23,7 @@ from espalier.data.answers.grading import KINDS, grade_answer
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_json_rows
-from espalier.data.splits import SplitPlan, check_shard, shard_of
+from espalier.data.splits import SplitPlan, check_shard, passage_key, shard_of, split_key
 from espalier.data.splitters import SPLITTERS, splitter
 from espalier.data.tables import read_hub_rows, read_parquet_rows
 
@@ -138,7 +138,7 @@ class PublishedTask:
         if plan is None or split not in plan.sizes:
             return self.read_published(split)
         problems, rejected = self.read_pool(plan)
-        assigned = plan.assign([problem.id for problem in problems])
+        assigned = plan.assign({problem.id: split_key(problem) for problem in problems})
         note = plan.note(len(problems))
         if note:
             log.warning("%s: %s", self.name, note)
@@ -203,6 +203,8 @@ class PublishedTask:
             _check_choice(problem)
         except BadRow as error:
             return str(error)
+        if problem.context and not problem.passage_id:
+            return replace(problem, passage_id=passage_key(problem.context))
         return problem
 
     def demonstrations(self, split: str) -> list[Demonstration]:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from espalier.models.load import BadModel, load_policy
+from espalier.models.logprobs import plain_head
 from espalier.models.published.layouts import only_id
 from espalier.models.published.load import load_published
 from espalier.models.published.reads import MeanLogit, Scalar, TokenShare
@@ -24,7 +25,8 @@ LABELS = {0: "wrong", 1: "right"}
 
 def plain_classifier(path: str, row: PublishedPRM | None, tokenizer: Any, has_two_labels: bool) -> Any:
     """Return the classifier of a published model (`row`), or of one trained here (None). Raises BadModel where it reads
-    something else than one linear layer, or more classes than two are to become `has_two_labels`."""
+    something else than one linear layer, also where its network changes what that says, or more classes than two are to
+    become `has_two_labels`."""
     weight, bias, body = _parts(path, row, tokenizer)
     is_number = row is None or isinstance(row.read, Scalar | MeanLogit)
     if has_two_labels and len(weight) == 1 and is_number:
@@ -49,7 +51,10 @@ def _parts(path: str, row: PublishedPRM | None, tokenizer: Any) -> tuple[torch.T
     """Return (weight [L, h], bias [L], a network with the body)."""
     if row is not None and row.network == CAUSAL:
         body = load_policy(path)
-        output = body.get_output_embeddings()
+        output = plain_head(body)
+        if output is None:
+            raise BadModel(f"{path} does more behind its output head than the head's own product (a soft cap, a "
+                           "scale): a plain classifier has other scores; score with the model as it is")  # fmt: skip
         rows, offsets = output.weight.detach(), torch.zeros(len(output.weight))
         if output.bias is not None:
             offsets = output.bias.detach()

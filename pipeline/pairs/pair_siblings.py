@@ -42,7 +42,7 @@ class SiblingPreferences(ProblemPart):
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
         """Return pairs in the order of the trees. Raises BadInput where no state of any tree has completions."""
-        trees = [tree for tree in read_trees(input_path, needs_completions=True) if self.holds(tree.problem_id)]
+        trees = [tree for tree in read_trees(input_path, needs_completions=True) if self.holds(tree)]
         pairs = [pair for tree in trees for pair in self._pairs(tree)]
         context.counts.update(trees=len(trees), **pair_statistics(pairs))
         return pairs

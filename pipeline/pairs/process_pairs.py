@@ -53,6 +53,7 @@ def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
         rejected_ids=bad.response_ids,
         chosen_score=good_score,
         rejected_score=bad_score,
+        passage_id=good.passage_id,
     )
 
 

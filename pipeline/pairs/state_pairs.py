@@ -103,6 +103,7 @@ def _step_pair(prefix: list[int], best: Option, worst: Option, chosen: str) -> P
         rejected_ids=bad.response_ids[len(prefix) : bad.step_ends[bad_step]],
         chosen_score=good_value,
         rejected_score=bad_value,
+        passage_id=good.passage_id,
     )
 
 
@@ -269,4 +270,5 @@ def _partial_pair(good: ValuedPrefix, bad: ValuedPrefix, good_value: float, bad_
         rejected_ids=bad.ids,
         chosen_score=good_value,
         rejected_score=bad_value,
+        passage_id=good.trajectory.passage_id,
     )

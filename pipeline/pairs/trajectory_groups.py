@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from espalier.data.examples.token_examples import is_held_out
+from espalier.data.examples.token_examples import is_in_part
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.row_index import ProblemRows
+from espalier.data.splits import split_key
 from espalier.data.steps import check_ends
 
 PARTS = ("all", "train", "held_out")
@@ -53,7 +54,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemPart:
-    """Which problems are read: all, or `train` or `held_out` by the hash of the problem's id.
+    """Which problems are read: all, or `train` or `held_out` by the hash of their passage, or their id without one.
 
     The split is the one the reward model's training uses (`data.examples.token_examples.is_held_out`): the same
     `held_out_share` gives the same problems in every file and every round.
@@ -68,9 +69,9 @@ class ProblemPart:
         if not 0 <= self.held_out_share <= 1:
             raise BadInput(f"stage.held_out_share must be a share from 0 to 1, got {self.held_out_share}")
 
-    def holds(self, problem_id: str) -> bool:
-        """Say whether the problem belongs to the part."""
-        return self.part == "all" or is_held_out(problem_id, self.held_out_share) == (self.part == "held_out")
+    def holds(self, record: Any) -> bool:
+        """Say whether the problem of a record belongs to the part."""
+        return is_in_part(split_key(record), self.part, self.held_out_share)
 
 
 def group_distinct(
@@ -142,7 +143,7 @@ def iter_groups(
         names = None if known is None else known(problem)
         trajectories: list[Trajectory] = rows.rows(0, problem)
         counts.by_reason["read"] += len(trajectories)
-        if not trajectories or not part.holds(trajectories[0].problem_id):
+        if not trajectories or not part.holds(trajectories[0]):
             counts.by_reason["other_part"] += len(trajectories)
             continue
         here = [row for row in trajectories if names is None or row.id in names]

@@ -18,6 +18,7 @@ import numpy as np
 from espalier.data.examples.token_examples import is_in_part
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepValues
+from espalier.data.splits import split_key
 from espalier.data.steps import step_tokens
 from espalier.data.training_problems import write_problems_of_log_ratio
 from espalier.models.log_ratio_reward import LogRatioReward, Scale, is_log_ratio_reward, write_log_ratio_reward
@@ -134,7 +135,7 @@ class MakeLogRatioReward:
         found = [
             row
             for row in read_records(StepValues, path)
-            if is_in_part(row.problem_id, self.part, self.held_out_share)
+            if is_in_part(split_key(row), self.part, self.held_out_share)
             and any(label is not None and weight > 0 for label, weight in zip(row.labels, row.weights, strict=True))
         ]
         if not found:

@@ -29,6 +29,7 @@ from espalier.data.examples.token_examples import is_held_out
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.data.row_index import ProblemRows
+from espalier.data.splits import split_key
 from espalier.pipeline.evaluation.calibration_metrics import calibration_bins, calibration_error
 from espalier.pipeline.evaluation.intervals import Numbers, mean_over_problems, resampled
 from espalier.pipeline.prm.seen_problems import SeenCounts
@@ -225,7 +226,7 @@ class EvaluateProcessReward:
             for number, problem in enumerate(rows.problems_by_id()):
                 placed = list(zip(rows.places(0, problem), rows.rows(0, problem), strict=True))
                 scored: list[StepScores] = rows.rows(1, problem)
-                if is_held_out((scored or [row for _, row in placed])[0].problem_id, self.held_out_share):
+                if placed and is_held_out(split_key(placed[0][1]), self.held_out_share):
                     num_trained_on += any(row.is_seen for row in scored)
                     if self._take_in(found, number, placed, {row.id: row.scores for row in scored}):
                         seen.add(row.is_seen for row in scored)

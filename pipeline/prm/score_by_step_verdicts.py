@@ -19,7 +19,7 @@ from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Solution, check_asked, questions_about, read_solutions
 from espalier.data.step_verdicts import Mismatch, StepVerdict, StepVerdictFormat, mean_state_scores
-from espalier.data.training_problems import is_seen_by, read_training_problems
+from espalier.data.training_problems import read_seen_problems
 from espalier.pipeline.prm.score_by_verifier import check_votes, verifier_files
 from espalier.pipeline.stage import StageContext
 
@@ -59,11 +59,12 @@ class ScoreByStepVerdicts:
         solutions = read_solutions(input_path, self.kind, self.template)
         verdicts = self._read(solutions, context)
         probs = self._probs(solutions, verdicts, context)
-        trained = read_training_problems(self.model) if self.model else None
+        trained = read_seen_problems(self.model) if self.model else None
         records = []
         for row in solutions:
             scores = mean_state_scores(probs[row.id], len(row.steps))
-            records.append(StepScores(row.id, row.problem_id, scores, is_seen_by(trained, row.problem_id)))
+            is_seen = trained.says(row.problem_id, row.prompt) if trained else None
+            records.append(StepScores(row.id, row.problem_id, scores, is_seen))
         context.counts.update(solutions=len(solutions), **_accuracy(solutions, verdicts))
         without = context.counts["without_score"] = sum(not row.scores for row in records)
         if records and without == len(records):

@@ -22,7 +22,7 @@ from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
 from espalier.data.solutions_to_verify import Question, Solution, check_asked, questions_about, read_solutions
-from espalier.data.training_problems import FILE, is_seen_by, read_training_problems
+from espalier.data.training_problems import FILE, SeenProblems, read_seen_problems
 from espalier.data.verification import Verdict, VerifierFormat
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.prm_calibration import auc
@@ -94,7 +94,7 @@ class ScoreByVerifier:
         questions = [asked for asked in questions_about(solutions, self.verifier) if asked.num_steps]
         scores = self._voted(questions, context) if self.verifications else self._direct(questions, context)
         context.counts.update(solutions=len(solutions), **_accuracy(questions, scores))
-        trained = read_training_problems(self.model) if self.model else None
+        trained = read_seen_problems(self.model) if self.model else None
         records = [self._record(solution, scores, trained) for solution in solutions]
         number = sum(record.score is None if isinstance(record, OutcomeScore) else not record.scores and bool(row.steps)
                      for record, row in zip(records, solutions, strict=True))  # fmt: skip
@@ -107,9 +107,9 @@ class ScoreByVerifier:
         return records
 
     def _record(
-        self, solution: Solution, scores: Mapping[str, float | None], trained: frozenset[str] | None
+        self, solution: Solution, scores: Mapping[str, float | None], trained: SeenProblems | None
     ) -> OutcomeScore | StepScores:
-        is_seen = is_seen_by(trained, solution.problem_id)
+        is_seen = trained.says(solution.problem_id, solution.prompt) if trained else None
         if self.verifier.unit == "solution":
             return OutcomeScore(solution.id, solution.problem_id, scores.get(solution.id), is_seen)
         found = [scores[f"{solution.id}#{number}"] for number in range(1, len(solution.steps) + 1)]

@@ -11,7 +11,7 @@ problem. A run that was stopped goes on by the same command. Several ranks share
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 from espalier.data.jsonl import file_sha256
 from espalier.data.process_data.published import content_key
-from espalier.data.records import BadInput, StepScores
+from espalier.data.records import AnnotatedSolution, BadInput, StepScores
 from espalier.data.steps import StepTokens
-from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
+from espalier.data.training_problems import FILE, SeenProblems, problem_hash, read_policy_problems, read_seen_problems
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.distinct import Distinct
 from espalier.pipeline.prm.step_inputs import (
@@ -51,15 +51,14 @@ _PASSES = 4  # of a block: so many are sorted by length together
 _SHARE = 64  # neighbours that one rank takes: solutions of one problem share its prompt
 
 
-def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) -> dict[str, tuple[int, bool]]:
-    """Problem → (the place of the first model that was not trained on it, else of the first one; whether that one
-    was), from the hashes of each model's training problems."""
-    models = {}
-    for problem_id in problem_ids:
-        digest = problem_hash(problem_id)
-        place = next((place for place, hashes in enumerate(seen) if digest not in hashes), 0)
-        models[problem_id] = place, digest in seen[place]
-    return models
+def choose_model(row: Solution, seen: Sequence[SeenProblems]) -> tuple[int, bool | None]:
+    """Return (the place of the first model that was not trained on the problem of a solution, else of the first one of
+    which nobody knows, else of the first one; whether that one was)."""
+    is_judged = isinstance(row, AnnotatedSolution)
+    text = row.question if isinstance(row, AnnotatedSolution) else row.prompt
+    said = [one.says(row.problem_id, text, is_judged) for one in seen]
+    place = next(said.index(answer) for answer in (False, None, True) if answer in said)
+    return place, said[place]
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,10 @@ class _Scoring:
         ]
 
     @cached_property
-    def seen(self) -> list[frozenset[str]] | None:
-        """The hashes of the problems that each model was trained on; None where one does not say."""
-        seen = [read_training_problems(model.folder) for model in self.models]
-        known = [hashes for hashes in seen if hashes is not None]
+    def seen(self) -> list[SeenProblems] | None:
+        """What each model was trained on; None where one does not say."""
+        seen = [read_seen_problems(model.folder) for model in self.models]
+        known = [one for one in seen if one is not None]
         if len(known) == len(seen):
             return known
         if self.stage.other_model:
@@ -236,7 +235,7 @@ class _Scoring:
 
     def _choice(self, row: Solution) -> tuple[int, bool | None]:
         """Return (the place of the model that scores a solution, whether that was trained on its problem)."""
-        return (0, None) if self.seen is None else choose_models([row.problem_id], self.seen)[row.problem_id]
+        return (0, None) if self.seen is None else choose_model(row, self.seen)
 
     def _tokens(self, place: int, row: Solution) -> StepTokens:
         """Return a solution's token ids; without steps where it is too long."""
@@ -295,7 +294,7 @@ class _Scoring:
     def output(self) -> Iterator[StepScores | OutcomeScore]:
         """Return every record in order, and count. Raises BadInput where one is missing."""
         counts, too_long, first_too_long, steps = self.context.counts, 0, "", 0
-        problems, seen, below = Distinct(), Distinct(), Distinct()
+        problems, seen, unknown, below = Distinct(), Distinct(), Distinct(), Distinct()
         of_policies = [read_policy_problems(model.folder) for model in self.models]
         kept_rows = self.parts.rows()
         for number, row in solutions_of(self.input_path):
@@ -306,6 +305,8 @@ class _Scoring:
             problems.add(digest)
             place = self._choice(row)[0]
             (seen if kept.is_seen else below if digest in of_policies[place] else problems).add(digest)
+            if kept.is_seen is None and self.seen is not None:
+                unknown.add(digest)
             steps += len(kept.scores)
             if row.steps and not kept.scores:
                 too_long, first_too_long = too_long + 1, first_too_long or row.id
@@ -319,6 +320,11 @@ class _Scoring:
             log.warning("%s: not read as published (%s): no figure of these scores is the published one",
                         self.context.output, counts["deviations"])  # fmt: skip
         counts["problems_seen_by_its_policy"] = len(below)
+        if len(unknown):
+            counts["problems_perhaps_seen"] = len(unknown)
+            log.warning("of %d of %d problems nobody knows whether the model that scores them was trained on them: "
+                        "rows have a name for an id, and it learned from ids of questions, or the other way round; "
+                        "take its figures for flattered", len(unknown), len(problems))  # fmt: skip
         counts["too_long"] = too_long
         self._warn(len(problems), len(seen), len(below), too_long, first_too_long)
 

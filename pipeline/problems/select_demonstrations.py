@@ -85,7 +85,7 @@ class SelectDemonstrations(ProblemPart):
             numbers = StepNumbers(rows, StepScores, self.scores) if self.scores else None
             for problem in rows.problems_by_id(sample_order):
                 group = rows.rows(0, problem)
-                if not group or not self.holds(group[0].problem_id):
+                if not group or not self.holds(group[0]):
                     continue
                 chosen = self._chosen(group, numbers.of(problem) if numbers else {}, totals)
                 yield from (Demonstration(row.id, row.prompt, row.response) for row in chosen)

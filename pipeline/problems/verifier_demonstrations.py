@@ -85,7 +85,7 @@ class MakeVerifierDemonstrations(ProblemPart):
         return f"{right} are of right and {len(found) - right} of wrong solutions{others}: both kinds are needed"
 
     def _questions(self, path: str, context: StageContext, reasons: Counter[str]) -> list[Question]:
-        solutions = [row for row in read_solutions(path, self.kind, self.template) if self.holds(row.problem_id)]
+        solutions = [row for row in read_solutions(path, self.kind, self.template) if self.holds(row)]
         if self.verifier.unit != "solution" and self.kind == "trajectories":
             solutions = with_task_truth(solutions, context.task, self.split)
         kept = []

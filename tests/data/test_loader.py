@@ -224,6 +224,18 @@ def test_the_held_out_part_is_of_whole_problems_and_the_rest_is_the_other(tmp_pa
         part("test")
 
 
+def test_problems_of_one_passage_are_held_out_together(tmp_path: Path) -> None:
+    records = [
+        replace(VALUES, id=f"p{i}/0", problem_id=f"p{i}", passage_id=f"passage-{i // 4}", response_ids=[i, 5, 6, 7])
+        for i in range(160)
+    ]
+    path = write(tmp_path / "v.jsonl", records)
+    held = {e.problem_id for e in StepValueExamples(path, 9, part="held_out", held_out_share=0.25).load(None)}
+    sides = [{f"p{4 * number + k}" in held for k in range(4)} for number in range(40)]
+    assert all(len(side) == 1 for side in sides)
+    assert len(set.union(*sides)) == 2
+
+
 def test_a_pair_is_as_long_as_its_longer_side(tmp_path: Path) -> None:
     pair = PreferencePair(
         id="a>b", problem_id="p", kind="step", prompt="", chosen="", rejected="", prompt_ids=[1, 2],

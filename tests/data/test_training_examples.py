@@ -69,6 +69,18 @@ def test_judged_steps_are_read_at_their_ends_and_unjudged_ones_not_at_all(tokeni
     assert unfinished.positions == [first, last - 1]
 
 
+def test_of_judged_steps_that_end_in_one_token_the_last_is_read(tokenizer: Any) -> None:
+    """A blank step ends where the one before it does: one token has one target."""
+    record = replace(JUDGED, steps=["3 \n", "", "#### 3"], labels=[1.0, 0.0, 0.5])
+    example = encode_labelled(tokenizer, record, PromptTemplate(), "f")
+    assert example is not None
+    assert example.values == [0.0, 0.5]
+    assert len(set(example.positions)) == 2
+    unjudged = encode_labelled(tokenizer, replace(record, labels=[1.0, None, 0.5]), PromptTemplate(), "f")
+    assert unjudged is not None
+    assert (unjudged.positions, unjudged.values) == (example.positions, [1.0, 0.5])
+
+
 def test_a_template_asks_the_question_and_opens_the_response(tokenizer: Any) -> None:
     template = PromptTemplate(template="Q: {question}\nA:", before_response=" ")
     example = encode_labelled(tokenizer, JUDGED, template, "f")

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Gemma2Config, GraniteConfig
 
 from benchmarks.road.published_models import MODELS, build_tokenizers, write_model
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.published.load import load_published, row_of
 from espalier.models.published.plain_classifier import plain_classifier, write_classifier
+from espalier.models.published.reads import TokenShare
 from espalier.models.published.scoring import PublishedScorer, Solution, read_as
-from espalier.models.published.table import PUBLISHED
+from espalier.models.published.table import PUBLISHED, PublishedPRM
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.export_classifier import ExportClassifier
 from espalier.pipeline.stage import StageContext
@@ -63,6 +64,22 @@ def test_heads_of_several_layers_and_of_several_classes_are_refused(tokenizers: 
         path = str(write_model(layout, tmp_path / layout, tokenizers))
         with pytest.raises(BadModel, match=why):
             plain_classifier(path, row_of(layout, path), load_tokenizer(path), True)
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"), [(Gemma2Config, {"final_logit_softcapping": 3.0}), (GraniteConfig, {"logits_scaling": 2.0})]
+)
+def test_a_network_that_changes_logits_behind_its_head_is_refused(
+    config: Any, setting: dict[str, float], tiny_policy: Path, tmp_path: Path
+) -> None:
+    """Its scores are no function of one linear layer's numbers alone, and the classifier's would be others."""
+    tokenizer = load_tokenizer(str(tiny_policy))
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+    AutoModelForCausalLM.from_config(config(**sizes, **setting)).save_pretrained(tmp_path / "model")
+    row = PublishedPRM(PUBLISHED["math_shepherd"].layout, TokenShare("1", "2"))
+    with pytest.raises(BadModel, match="does more behind its output head than the head's own product"):
+        plain_classifier(str(tmp_path / "model"), row, tokenizer, True)
 
 
 def test_a_model_trained_here_is_read_by_transformers_with_two_labels(tiny_prm: Path, tmp_path: Path) -> None:

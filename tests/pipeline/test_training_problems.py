@@ -1,5 +1,6 @@
 """A reward model says what it was trained on, and each problem is scored by one that has not seen it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,23 @@ from espalier.data.examples.outcome_examples import (
 )
 from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.jsonl import write_records
-from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.process_data.published import problem_key
+from espalier.data.records import AnnotatedSolution, BadInput, StepScores, Trajectory
 from espalier.data.seen_responses import read_training_responses
 from espalier.data.training_problems import (
     FILE,
+    NAME,
+    QUESTION,
+    SeenProblems,
     problem_hash,
     read_policy_problems,
+    read_seen_problems,
     read_training_problems,
     write_training_problems,
 )
 from espalier.models.load import is_reward_model
 from espalier.models.scalar_head import load_process_reward
-from espalier.pipeline.prm.score_steps import ScoreSteps, choose_models
+from espalier.pipeline.prm.score_steps import ScoreSteps, choose_model
 from espalier.pipeline.stage import StageContext
 from espalier.training.loop_from_config import save_model
 from tests.training.test_training import PAIRS, STEPS, make_loop
@@ -65,9 +71,66 @@ def test_a_copy_of_a_problem_in_a_mixture_is_that_problem() -> None:
 
 
 def test_each_problem_goes_to_the_first_model_that_has_not_seen_it() -> None:
-    seen = [frozenset(map(problem_hash, problems)) for problems in ("pr", "qr")]
-    assert choose_models(["p", "q", "r", "s"], seen) == {
-        "p": (1, False), "q": (0, False), "r": (0, True), "s": (0, False)}  # fmt: skip
+    seen = [SeenProblems(frozenset(map(problem_hash, problems))) for problems in ("pr", "qr")]
+    chosen = {name: choose_model(replace(ROWS[0], problem_id=name), seen) for name in "pqrs"}
+    assert chosen == {"p": (1, False), "q": (0, False), "r": (0, True), "s": (0, False)}
+    seen[0] = replace(seen[0], kinds=frozenset([QUESTION]))
+    assert choose_model(replace(ROWS[0], problem_id="s"), seen) == (1, False), "rather one that has surely not seen it"
+
+
+QUESTIONS = ["What is 2 + 3?", "How  many\nare left?", "How many are right?"]
+
+
+def judged(number: int, name: str = "") -> AnnotatedSolution:
+    """A published row of a question: its id comes from the question, or is a `name` of its set."""
+    question = QUESTIONS[number]
+    return AnnotatedSolution(f"j{number}", name or problem_key(question), question, ["a\n"], [1.0], -1, True)
+
+
+def test_a_problem_is_known_by_its_question_under_another_name(tmp_path: Path) -> None:
+    """A model of Math-Shepherd's rows has seen the problems that GSM8K's samples and PRMBench pose by names."""
+    write_training_problems(tmp_path, [judged(0).problem_id, judged(1).problem_id], "")
+    seen = read_seen_problems(str(tmp_path))
+    assert seen is not None
+    assert seen.kinds == {QUESTION}
+    rows = [judged(0, "prmbench-4"), judged(1, "prmbench-5"), judged(2, "prmbench-6"), judged(2)]
+    assert [choose_model(row, [seen])[1] for row in rows] == [True, True, False, False]
+    sampled = [replace(ROWS[0], problem_id="gsm8k-train-0", prompt=prompt) for prompt in
+               ("How many are left?\n", "How many are right?\n")]  # fmt: skip
+    assert [choose_model(row, [seen])[1] for row in sampled] == [True, None]
+
+
+def test_nobody_knows_a_question_where_a_model_knows_names(tmp_path: Path) -> None:
+    write_training_problems(tmp_path, ["gsm8k-train-0", "gsm8k-train-1~2"], "")
+    seen = read_seen_problems(str(tmp_path))
+    assert seen is not None
+    assert [seen.says(name) for name in ("gsm8k-train-1", "gsm8k-train-2")] == [True, False]
+    assert choose_model(judged(0), [seen]) == (0, None)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / FILE).write_text(json.dumps({"problems": [problem_hash("gsm8k-train-0")]}))
+    known = read_seen_problems(str(old))
+    assert known is not None
+    assert (known.kinds, choose_model(judged(0), [known])) == (frozenset(), (0, False)), "a file from before"
+    (tmp_path / "next").mkdir()
+    write_training_problems(tmp_path / "next", [judged(0).problem_id], str(tmp_path))
+    both = read_seen_problems(str(tmp_path / "next"))
+    assert both is not None
+    assert both.kinds == {NAME, QUESTION}
+    write_training_problems(tmp_path / "next", [judged(0).problem_id], str(old))
+    either = read_seen_problems(str(tmp_path / "next"))
+    assert either is not None
+    assert not either.kinds
+
+
+def test_scores_say_that_a_problem_was_perhaps_seen(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = reward_model(tiny_policy, tmp_path / "one", 1, [judged(0).problem_id])
+    found, counts = score(tmp_path, model)
+    assert [row.is_seen for row in found] == [None] * 3
+    assert (counts["problems_perhaps_seen"], counts["problems_seen"]) == (3, 0)
+    assert "of 3 of 3 problems nobody knows whether the model that scores them was trained on them" in caplog.text
 
 
 def test_two_folds_score_each_other(tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

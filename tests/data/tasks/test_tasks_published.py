@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ def gsm8k(folder: Path, count: int, split: str = "train") -> GSM8K:
 
 def write_lines(path: Path, rows: Sequence[Any]) -> None:
     path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+
+
+def own(ids: Iterable[str]) -> dict[str, str]:
+    """The keys of problems without a passage: their ids."""
+    return {identity: identity for identity in ids}
 
 
 def choice(number: int, answer: int = 1, **more: Any) -> dict[str, Any]:
@@ -114,23 +119,43 @@ def test_sizes_scale_by_largest_remainder() -> None:
 def test_a_plan_is_a_function_of_the_ids_and_gives_each_one_split() -> None:
     ids = [f"p-{i}" for i in range(20)]
     plan = SplitPlan({"train": 15, "dev": 5})
-    assigned = plan.assign(ids)
-    assert plan.assign(ids[::-1]) == assigned
+    assigned = plan.assign(own(ids))
+    assert plan.assign(own(ids[::-1])) == assigned
     assert sorted(assigned) == sorted(ids)
     assert [list(assigned.values()).count(name) for name in ("train", "dev")] == [15, 5]
-    assert SplitPlan({"train": 15, "dev": 5}, seed=1).assign(ids) != assigned
+    assert SplitPlan({"train": 15, "dev": 5}, seed=1).assign(own(ids)) != assigned
     assert plan.note(20) == ""
     assert plan.note(8) == ("the plan is made for 20 problems and there are 8: divided in proportion (train 6, dev 2)")
 
 
 def test_the_known_sizes_are_exact_where_the_data_is_whole() -> None:
-    assigned = SplitPlan({"train": 11500, "dev": 500}).assign([f"math-train-{i}" for i in range(12000)])
+    assigned = SplitPlan({"train": 11500, "dev": 500}).assign(own(f"math-train-{i}" for i in range(12000)))
     assert Counter(assigned.values()) == {"train": 11500, "dev": 500}
 
 
 def test_version_one_of_the_draw_never_changes() -> None:
-    assigned = SplitPlan({"train": 7, "dev": 3}).assign([f"gsm8k-train-{i}" for i in range(10)])
+    assigned = SplitPlan({"train": 7, "dev": 3}).assign(own(f"gsm8k-train-{i}" for i in range(10)))
     assert [i for i in range(10) if assigned[f"gsm8k-train-{i}"] == "dev"] == [1, 2, 3]
+
+
+def test_problems_of_one_passage_fall_into_one_split(tmp_path: Path) -> None:
+    """White space does not make another passage; the sizes are off by less than the problems of one."""
+    rows = [choice(n, text=f"Passage {n // 5}{' ' * (n % 2)} ends.") for n in range(100)]
+    task = replace(logiqa(tmp_path, rows), splits=SplitPlan({"train": 82, "held": 18}, pool=("dev",)))
+    parts = {split: task.problems(split) for split in ("train", "held")}
+    assert not {p.passage_id for p in parts["train"]} & {p.passage_id for p in parts["held"]}
+    assert len({p.passage_id for part in parts.values() for p in part}) == 20
+    assert {split: len(part) for split, part in parts.items()} == {"train": 85, "held": 15}
+
+
+def test_problems_without_a_passage_have_none_and_a_file_may_name_its_own(tmp_path: Path) -> None:
+    assert {p.passage_id for p in gsm8k(tmp_path, 3).problems("train")} == {""}
+    rows = [{"id": f"q{n}", "question": "So?", "gold": "yes", "context": f"Text {n}.", **more}
+            for n, more in enumerate([{"passage_id": "story-7"}, {}])]  # fmt: skip
+    write_lines(tmp_path / "own.jsonl", rows)
+    named, hashed = ProblemFile(str(tmp_path / "own.jsonl"), kind="short_answer").problems("own")
+    assert named.passage_id == "story-7"
+    assert hashed.passage_id.startswith("passage-")
 
 
 @pytest.mark.parametrize("bad", [{"sizes": {}}, {"sizes": {"train": 0}}, {"sizes": {"a": 1}, "version": 9}])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from espalier.data.answers.numbers import is_equal_number
+from espalier.data.examples.token_examples import is_held_out
 from espalier.data.records import Problem
+from espalier.data.splits import SplitPlan, split_key
 from espalier.data.tasks.entailment import LogiQANLI
 from espalier.data.tasks.folio import FOLIO
 from espalier.data.tasks.gsm8k import GSM8K
@@ -135,9 +137,34 @@ def test_shards_of_a_real_file_are_a_partition(datasets_dir: Path) -> None:
     assert sum(len(shard) for shard in shards) == len(everything)
 
 
-def test_gsm8k_has_the_known_sizes_with_a_dev_split(datasets_dir: Path) -> None:
-    from espalier.data.splits import SplitPlan
+PASSAGES: list[tuple[type[PublishedTask], dict[str, Any], int]] = [
+    (ARLSAT, {}, 275),
+    (FOLIO, {}, 340),
+    (LogicLLM, {"subset": "LogicalDeduction"}, 298),
+    (LogicLLM, {"subset": "ProofWriter"}, 875),
+]
 
+
+@pytest.mark.parametrize(("kind", "settings", "num_passages"), PASSAGES)
+def test_no_passage_of_a_real_file_stands_on_both_sides(
+    datasets_dir: Path, kind: type[PublishedTask], settings: dict[str, Any], num_passages: int
+) -> None:
+    """Neither of a held-out part nor of a drawn split."""
+    problems = load(datasets_dir, kind, "train", **settings)
+    assert len({problem.passage_id for problem in problems}) == len({p.context for p in problems}) == num_passages
+    held = [is_held_out(split_key(problem), 0.1) for problem in problems]
+    assert 0.05 < sum(held) / len(held) < 0.15
+    parts = [{p.context for p, is_held in zip(problems, held, strict=True) if is_held == side} for side in (0, 1)]
+    assert not parts[0] & parts[1]
+    plan = SplitPlan({"most": len(problems) - len(problems) // 5, "rest": len(problems) // 5})
+    drawn = [load(datasets_dir, kind, "most", **settings, splits=plan)]
+    drawn.append(load(datasets_dir, kind, "rest", **settings, splits=plan))
+    assert sum(map(len, drawn)) == len(problems)
+    assert abs(len(drawn[1]) - len(problems) // 5) < 30
+    assert not {p.context for p in drawn[0]} & {p.context for p in drawn[1]}
+
+
+def test_gsm8k_has_the_known_sizes_with_a_dev_split(datasets_dir: Path) -> None:
     plan = SplitPlan({"train": 7100, "dev": 373})
     assert [len(load(datasets_dir, GSM8K, split, splits=plan)) for split in ("train", "dev")] == [7100, 373]
 
