@@ -19,9 +19,10 @@ from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_reco
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput
 from espalier.data.tasks.task import ReadsProblems
+from espalier.runtime.fingerprints import input_fingerprints
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.ranks import is_main_rank, world_size
-from espalier.runtime.run_dir import input_fingerprints, provenance, same_origin
+from espalier.runtime.run_dir import provenance, same_origin
 from espalier.runtime.schemas import StageConfig
 from espalier.runtime.tracking import Progress
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from espalier.data.records import BadInput, State
 from espalier.data.steps import Decode
 from espalier.data.token_text import added_text
+from espalier.runtime.fingerprints import same_fingerprint
 from espalier.runtime.stored_provenance import read_meta, sampled_by
 from espalier.sampling.client import SampleRequest
 
@@ -60,7 +61,7 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
         if origin is None:
             continue
         is_known = origin.weights and fingerprint
-        is_same = origin.weights == fingerprint if is_known else Path(origin.policy) == Path(policy)
+        is_same = same_fingerprint(origin.weights, fingerprint) if is_known else Path(origin.policy) == Path(policy)
         if not is_same:
             now = "" if origin.policy != policy else ", which has changed since"
             remedy = "set policy= to that, or requests.is_of_any_policy=true to complete them with another policy"

@@ -27,7 +27,8 @@ from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import model_fingerprint, provenance
+from espalier.runtime.fingerprints import model_fingerprint
+from espalier.runtime.run_dir import provenance
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart

@@ -31,8 +31,9 @@ from espalier.models.load import BadModel
 from espalier.models.lora import merge_adapter
 from espalier.runtime.distributed import barrier, device, from_main_rank, rank, world_size
 from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.manifest import find_damage
-from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
+from espalier.runtime.run_dir import name_of, provenance, same_origin
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
 from espalier.training.engine import load_weights
