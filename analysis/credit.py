@@ -7,6 +7,7 @@ The page needs no network; its size stands on it, and what was left out.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from espalier.analysis.credit_page import CreditData, render_credit
 from espalier.analysis.credit_run import count_opposite_signs, find_disagreements, read_credit_run, sample_files
@@ -25,6 +26,8 @@ class InspectCredit:
     min_advantage: float = 0.1
     max_disagreements: int = 2000
     max_characters: int = 8000
+
+    finds_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.min_advantage <= 0:

@@ -10,6 +10,7 @@ holds for pages of a run of reinforcement learning within RUN (credit.html, time
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 from espalier.analysis.example_trajectories import read_examples
@@ -39,6 +40,8 @@ class Report:
     run_dir: str
     held_out_share: float
     num_example_problems: int = 3
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """List the files that the report needs and the optional ones there. Raises BadInput where one is missing."""

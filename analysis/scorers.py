@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.analysis.scorers_page import Scorer, render_scorers
 from espalier.data.records import BadInput
@@ -27,6 +27,8 @@ class ShowScorers:
     """`folders`: one for each scorer, in the order of the columns."""
 
     folders: Sequence[str]
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return the documents that are there. Raises BadInput on a folder without one."""

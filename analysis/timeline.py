@@ -7,6 +7,7 @@ The page needs no network. It can be made while the run goes on: of what was who
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from espalier.analysis.timeline_page import render_timeline
 from espalier.analysis.timeline_run import read_timeline_run
@@ -20,6 +21,8 @@ class InspectTimeline:
 
     run_dir: str
     max_events: int = 100_000
+
+    finds_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max_events < 1:

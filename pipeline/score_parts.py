@@ -19,6 +19,7 @@ from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line, write_json
 from espalier.data.records import BadInput, parse_record
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import from_main_rank, rank, world_size
+from espalier.runtime.fingerprints import same_fingerprint
 
 log = logging.getLogger("stage")
 T = TypeVar("T")
@@ -148,7 +149,8 @@ def _start_of(path: Path) -> int:
 
 def _check_same(folder: Path, stored: dict[str, Any], origin: dict[str, Any]) -> None:
     for name in dict.fromkeys([*stored, *origin]):
-        if (before := stored.get(name)) == (now := origin.get(name)):
+        before, now = stored.get(name), origin.get(name)
+        if before == now or (name == "models" and _same_models(before, now)):
             continue
         if name == "commits" and any(before or ()) and any(now or ()):
             raise BadInput(f"{folder} holds scores by commit {before} of the model, which is at {now} now: set "
@@ -157,6 +159,12 @@ def _check_same(folder: Path, stored: dict[str, Any], origin: dict[str, Any]) ->
             raise BadInput(f"{folder} holds scores in {before or 'a precision nobody wrote down'}, and this machine "
                            f"scores in {now}: go on where it began, or remove the folder")  # fmt: skip
         raise BadInput(f"{folder} holds scores of another input or of other models ({name} differs): remove it")
+
+
+def _same_models(before: Sequence[str] | None, now: Sequence[str] | None) -> bool:
+    if not before or not now:
+        return False
+    return len(before) == len(now) and all(map(same_fingerprint, before, now))
 
 
 def model_on_ranks(path: str, revision: str = "") -> str:

@@ -19,9 +19,10 @@ from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_reco
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput
 from espalier.data.tasks.task import ReadsProblems
+from espalier.runtime.fingerprints import input_fingerprints
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.ranks import is_main_rank, world_size
-from espalier.runtime.run_dir import input_fingerprints, provenance, same_origin
+from espalier.runtime.run_dir import provenance, same_origin
 from espalier.runtime.schemas import StageConfig
 from espalier.runtime.tracking import Progress
 
@@ -47,7 +48,7 @@ class StageContext:
 
 
 class Stage(Protocol):
-    """One offline stage."""
+    """One offline stage. One whose `inputs` looks for files in folders says so by `finds_inputs = True`."""
 
     def inputs(self) -> list[str]:
         """Return files read beside `input`."""
@@ -57,7 +58,8 @@ class Stage(Protocol):
 
 
 def run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any = None) -> int:
-    """Run unless the output is there already, made of the same inputs by the same config.
+    """Run unless the output is there already, made of the same inputs by the same config. An output of inputs that a
+    stage finds is made anew where there is another one, and those of then are as they were.
 
     On several ranks every one calls it, for a stage that `runs_on_ranks`; rank 0 writes. Raises BadInput where the
     output exists and was made otherwise, an input is missing, or the stage asks no `engines` or knows no ranks.
@@ -88,7 +90,10 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     inputs = models | _of_run(stage) | _of_task(stage, task) | {path: file_sha256(path) for path in paths}
     if _is_there(output):
         _check_same(output, meta_path, config, inputs)
-        return _complete(output, meta_path)
+        another = _not_there_before(meta_path, paths) if getattr(stage, "finds_inputs", False) else ""
+        if not another:
+            return _complete(output, meta_path)
+        log.info("%s is made anew: %s was not there before", output, another)
     for path in paths:
         meta = Path(path).with_suffix(".meta.json")
         if meta.is_file() and meta.resolve() == meta_path.resolve():
@@ -180,6 +185,12 @@ def _is_there(output: Path) -> bool:
     from espalier.runtime.distributed import from_main_rank
 
     return from_main_rank(output.exists)
+
+
+def _not_there_before(meta_path: Path, paths: list[str]) -> str:
+    """Return the first input that the output's provenance does not name, "" where it names all of them."""
+    known = json.loads(meta_path.read_text())["inputs"] if meta_path.is_file() else paths
+    return next((path for path in paths if path not in known), "")
 
 
 def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict[str, str]) -> None:

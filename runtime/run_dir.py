@@ -5,7 +5,6 @@ many ranks it is computed: nothing is overwritten.
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import inspect
 import re
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from espalier.runtime.entrypoint import ROOT, BadConfig, find_component
+from espalier.runtime.fingerprints import changed_input, input_fingerprints
 from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.renamed import NOT_AS_BEFORE, RENAMED, new_name
 
@@ -196,74 +196,6 @@ def _is_default(node: dict[str, Any], name: str) -> bool:
         return False
     default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
     return isinstance(default, bool) == isinstance(node[name], bool) and bool(default == node[name])
-
-
-def model_fingerprint(path: str) -> str:
-    """Return a hash of a model folder: of its config and of every weight file the size, the first and the last MiB; ""
-    for a hub name. Of a reward model of two policies both count, and its scale.
-
-    Whole weights would take minutes at full size; a retrained model differs in its first bytes already.
-    """
-    kinds = (
-        "*.safetensors",
-        "*.bin",
-        "config.json",
-        "log_ratio_reward.json",
-        "reference/*.safetensors",
-        "reference/*.bin",
-    )
-    return _fingerprint([file for kind in kinds for file in sorted(Path(path).glob(kind))])
-
-
-def input_fingerprints(config: Any) -> dict[str, str]:
-    """Return a hash, of sizes, first and last MiB, of every file and model folder that the config (or a node of one)
-    names and that is there, by path. What lies in the output directory, and logs, are no inputs."""
-    made = config if isinstance(config, dict) else dataclasses.asdict(config)
-    found = {}
-    for key, path in _strings(made):
-        if (
-            not path
-            or key in ("output", "output_dir")
-            or key.endswith("log")
-            or _is_below(path, made.get("output_dir"))
-        ):
-            continue
-        try:
-            digest = _fingerprint([Path(path)]) if Path(path).is_file() else model_fingerprint(path)
-        except (OSError, ValueError):  # no path: too long for a name, or with a zero byte
-            continue
-        if digest:
-            found[path] = digest
-    return found
-
-
-def changed_input(stored: dict[str, str], mine: dict[str, str]) -> str:
-    """Return the first path whose hash is another than the stored one, "" where none is. Paths that only one of them
-    has pass: what is named where is the config's affair."""
-    return next((path for path, digest in mine.items() if stored.get(path, digest) != digest), "")
-
-
-def _fingerprint(files: Iterable[Path], block: int = 1 << 20) -> str:
-    digest, is_empty = hashlib.sha256(), True
-    for file in files:
-        is_empty, size = False, file.stat().st_size
-        with file.open("rb") as stream:
-            digest.update(f"{file.name}:{size}".encode() + stream.read(block))
-            stream.seek(max(0, size - block))
-            digest.update(stream.read(block))
-    return "" if is_empty else digest.hexdigest()
-
-
-def _strings(value: Any, key: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [row for name, one in value.items() for row in _strings(one, str(name))]
-    if isinstance(value, list | tuple):
-        return [row for one in value for row in _strings(one, key)]
-    return [(key, value)] if isinstance(value, str) else []
-
-
-def _is_below(path: str, folder: str | None) -> bool:
-    return bool(folder) and Path(path).absolute().is_relative_to(Path(str(folder)).absolute())
 
 
 def name_of(path: str) -> str:

@@ -27,8 +27,9 @@ import yaml
 from espalier.data.jsonl import file_sha256, write_records
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import build
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.process_lifetime import OWNER_VARIABLE
-from espalier.runtime.run_dir import model_fingerprint, name_of, same_origin
+from espalier.runtime.run_dir import name_of, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams

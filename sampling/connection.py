@@ -15,6 +15,7 @@ from espalier.data.records import BadInput
 from espalier.sampling.client import Refused, ServerGone
 from espalier.sampling.completion_api import Transient
 from espalier.sampling.engine_counters import EngineCounters, parse_counters
+from espalier.sampling.input_checks import choose_served, is_same_model
 from espalier.sampling.rate_limit import retry_after
 
 log = logging.getLogger("sample")
@@ -38,13 +39,14 @@ class Connection:
         self.num_answers = 0
         self._recovery: asyncio.Task[None] | None = None
 
-    async def open(self, model: str | None) -> None:
-        """Ask what is served. Raises ServerGone where nobody answers, BadInput on another model or a key refused."""
+    async def open(self, model: str | None, policy: str = "") -> None:
+        """Ask what is served, and take `model` of it, or the `policy`, or the first. Raises ServerGone where nobody
+        answers, BadInput on another model than these or a key refused."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 served = (await self.get_json("/v1/models"))["data"]
-            names = [row["id"] for row in served]
-            if not names:
+            models: dict[str, str] = {row["id"]: str(row.get("root") or row["id"]) for row in served}
+            if not models:
                 raise ValueError("no model is served")
         except aiohttp.ClientResponseError as error:
             if error.status in (401, 403):
@@ -52,11 +54,14 @@ class Connection:
             raise ServerGone(f"{self.url} does not answer (HTTP {error.status}): is the vLLM server running?") from None
         except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError) as error:
             raise ServerGone(f"{self.url} does not answer ({error!r}): is the vLLM server running?") from None
-        self.model = model or names[0]
-        if self.model not in names:
-            raise BadInput(f"{self.url} serves {', '.join(names)}, not '{self.model}': set client.model=null or one "
+        if model and model not in models:
+            raise BadInput(f"{self.url} serves {', '.join(models)}, not '{model}': set client.model=null or one "
                            "of these")  # fmt: skip
-        self.max_model_length = served[names.index(self.model)].get("max_model_len")
+        if model and policy and is_same_model(models[model], policy) is False:
+            raise BadInput(f"{self.url} serves {models[model]} as '{model}', policy is {policy}: set policy= to what "
+                           "is asked")  # fmt: skip
+        self.model = model or (choose_served(models, policy, self.url) if policy else next(iter(models)))
+        self.max_model_length = next(row for row in served if row["id"] == self.model).get("max_model_len")
 
     async def check_tokens(self, text: str, ids: list[int]) -> None:
         """Compare what the server's tokenizer makes of `text`, without special tokens, with the policy's `ids`; a line

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.ray_cluster import node_address
-from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_process import ChildProcess, engine_environment
 from espalier.sampling.client import ServerGone
 

@@ -1,13 +1,17 @@
 """What a sampling run is given, checked before the first request: ids, and whose states and tokens they are."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from espalier.data.records import BadInput, State
 from espalier.data.steps import Decode
 from espalier.data.token_text import added_text
+from espalier.runtime.fingerprints import model_fingerprint, same_fingerprint
 from espalier.runtime.stored_provenance import read_meta, sampled_by
 from espalier.sampling.client import SampleRequest
+
+log = logging.getLogger("sample")
 
 _MANY = 32
 
@@ -38,11 +42,45 @@ def check_state_tokens(states: Sequence[State], decode: Decode, place: str) -> N
         raise BadInput(f"{place}: token ids and text of state '{wrong[0]}' differ in policy's tokenizer: {remedy}")
 
 
+def is_same_model(model: str, policy: str) -> bool | None:
+    """Say whether a model that somebody serves is the policy: the same name, the same folder, or a copy of it. None
+    where that cannot be told, as one of them is no model folder here: a hub name, an alias, another machine's path."""
+    if model == policy or Path(model).resolve() == Path(policy).resolve():
+        return True
+    if not (Path(model).is_dir() and Path(policy).is_dir()):
+        return None
+    one, other = model_fingerprint(model), model_fingerprint(policy)
+    return same_fingerprint(one, other) if one and other else None
+
+
+def choose_served(served: Mapping[str, str], policy: str, url: str) -> str:
+    """Return the name of the policy among those that a server has; `served`: name → what it is a name of. Raises
+    BadInput where all of them are names of others: two policies of one tokenizer could not be distinguished by their
+    tokens."""
+    if policy in served:
+        return policy
+    known = {name: is_same_model(model, policy) for name, model in served.items()}
+    chosen = next((name for said in (True, None) for name in known if known[name] is said), None)
+    if chosen is None:
+        raise BadInput(f"{url} serves {', '.join(served.values())}, policy is {policy}: serve that, or set policy= to "
+                       "what is served")  # fmt: skip
+    if known[chosen] is None:
+        log.warning("%s serves %s: that it is the policy, %s, is taken on trust", url, served[chosen], policy)
+    return chosen
+
+
+def check_started(model: str, policy: str, key: str) -> None:
+    """Raise BadInput where the model that a run starts an engine for, by the setting `key`, is not the policy."""
+    is_same = is_same_model(model, policy)
+    if is_same is None:
+        log.warning("%s=%s: that it is the policy, %s, is taken on trust", key, model, policy)
+    elif not is_same:
+        raise BadInput(f"{key}={model} is another model than policy={policy}: leave {key} out, or set policy= to it")
+
+
 def check_served(served: str, policy: str) -> None:
-    """Raise BadInput where a script's server was started for another model (`served`; "": nobody says): two policies
-    of one tokenizer could not be distinguished by their tokens."""
-    is_same = not served or served == policy or Path(served).resolve() == Path(policy).resolve()
-    if not is_same:
+    """Raise BadInput where a script's server was started for another model (`served`; "": nobody says)."""
+    if served and not is_same_model(served, policy):
         raise BadInput(f"the server that this script has started serves {served}, policy is {policy}: serve that "
                        "(unset ESPALIER_SERVER starts a server for it)")  # fmt: skip
 
@@ -60,7 +98,7 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
         if origin is None:
             continue
         is_known = origin.weights and fingerprint
-        is_same = origin.weights == fingerprint if is_known else Path(origin.policy) == Path(policy)
+        is_same = same_fingerprint(origin.weights, fingerprint) if is_known else Path(origin.policy) == Path(policy)
         if not is_same:
             now = "" if origin.policy != policy else ", which has changed since"
             remedy = "set policy= to that, or requests.is_of_any_policy=true to complete them with another policy"

@@ -26,8 +26,9 @@ from espalier.data.jsonl import write_json
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import model_fingerprint, provenance
+from espalier.runtime.run_dir import provenance
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
@@ -35,7 +36,7 @@ from espalier.sampling.client import Client, SampleRequest, SamplingParams, Serv
 from espalier.sampling.engine_arguments import settled_dtype
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.first_answers import PROBLEMS, FirstAnswers, pilot_of
-from espalier.sampling.input_checks import check_origin, check_served, check_unique
+from espalier.sampling.input_checks import check_origin, check_served, check_started, check_unique
 from espalier.sampling.job_record import (
     MEASURED,
     asked_inputs,
@@ -46,6 +47,7 @@ from espalier.sampling.job_record import (
     with_part,
     within_limit,
 )
+from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.requests import CompletionRequests, TrajectoryRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
@@ -197,16 +199,20 @@ def open_client(
             if "base_url" not in config.client:
                 raise BadInput("this client asks no server: set server=none")
             check_model(config.server["model"])
+            check_started(config.server["model"], config.policy, "server.model")
             log.info("starting a vLLM server for %s", config.server["model"])
             server = stack.enter_context(build(config.server))
             log.info("the server answers at %s", server.base_url)
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
+        if isinstance(client, EnginePool | OfflineClient):
+            check_started(client.model, config.policy, "client.model")
         if isinstance(client, EnginePool):
             check_model(client.model)
             client.log = client.log or f"{config.output}.engine.log"
         if isinstance(client, VLLMClient):
+            client.expect_policy(config.policy)
             client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
         yield client, check_server
 

@@ -16,7 +16,8 @@ from espalier.data.jsonl import file_sha256, iter_rows
 from espalier.data.records import BadInput, Problem
 from espalier.data.shots import passage
 from espalier.data.tasks.task import ReadsProblems, Task
-from espalier.runtime.run_dir import input_fingerprints, same_origin
+from espalier.runtime.fingerprints import input_fingerprints
+from espalier.runtime.run_dir import same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.requests import AsksProblems, RequestSource
 from espalier.sampling.runner import Tally

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.ray_cluster import (
     ActorLost,
     call_actor,
@@ -27,7 +28,6 @@ from espalier.runtime.ray_cluster import (
     reserve_most,
 )
 from espalier.runtime.ray_rooms import Room
-from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import numbered
 from espalier.sampling.client import ServerGone

@@ -98,6 +98,7 @@ class VLLMClient:
         self.num_shortened = 0
         self._num_given_up = 0
         self._probe: tuple[str, list[int]] | None = None
+        self._policy = ""
         self._session: aiohttp.ClientSession | None = None
         self._servers: list[_Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,6 +114,10 @@ class VLLMClient:
     def expect_tokens(self, text: str, ids: list[int]) -> None:
         """Have `open` compare what the servers' tokenizer makes of `text`, without special tokens, with `ids`."""
         self._probe = (text, ids)
+
+    def expect_policy(self, policy: str) -> None:
+        """Have `open` take the name that this model has at the servers, unless `model` says one, and refuse another."""
+        self._policy = policy
 
     async def open(self) -> None:
         """Ask every server what it serves. Raises ServerGone where none answers, BadInput on a wrong model, key or
@@ -141,7 +146,7 @@ class VLLMClient:
     async def _open_one(self, server: _Server) -> None:
         connection = server.connection
         try:
-            await connection.open(self.model)
+            await connection.open(self.model, self._policy)
             if self._probe is not None:
                 await connection.check_tokens(*self._probe)
         except ServerGone as error:

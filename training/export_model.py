@@ -23,8 +23,8 @@ from espalier.models.lora import write_bits
 from espalier.models.quantised import round_weights
 from espalier.runtime.base_model import base_of_run, check_base, write_base
 from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.fingerprints import changed_input, input_fingerprints
 from espalier.runtime.manifest import write_folder
-from espalier.runtime.run_dir import changed_input, input_fingerprints
 from espalier.training.checkpoint import Best, read_state, select
 from espalier.training.engine import load_weights
 from espalier.training.example_cache import stored_examples

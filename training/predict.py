@@ -32,15 +32,9 @@ from espalier.models.lora import merge_adapter
 from espalier.runtime.base_model import base_of_adapter_folder, base_of_run, check_base
 from espalier.runtime.distributed import barrier, device, from_main_rank, rank, world_size
 from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.manifest import find_damage
-from espalier.runtime.run_dir import (
-    changed_keys,
-    model_fingerprint,
-    name_of,
-    provenance,
-    same_origin,
-    stored_config,
-)
+from espalier.runtime.run_dir import changed_keys, name_of, provenance, same_origin, stored_config
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
 from espalier.training.engine import load_weights

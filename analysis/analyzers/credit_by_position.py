@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.analysis.analyzers.run_history import RunHistory
@@ -59,6 +59,8 @@ class MeasureStepCredit:
     """the run directory of main.py"""
     max_iterations: int
     """two or more: as many are described, at even distances"""
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return the sampled rollouts."""

@@ -7,7 +7,7 @@ averaged; in nats per response, unbiased, and possibly below 0 on few samples.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -66,6 +66,8 @@ class MeasurePolicyDistance:
     """of the sampler"""
     micro_batch_size: int
     """responses of one pass"""
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return all weights and samples."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.analysis.analyzers.run_history import RunHistory
@@ -74,6 +74,8 @@ class CountHits:
     samples: Any
     """a run directory of main.py, whose sampled rollouts are read by iteration; or files of Trajectory or
     SampledRollout in the order of training: a list, or a mapping of names to files"""
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return the files."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.analysis.analyzers.run_history import RunHistory, Values, named_folders
@@ -88,6 +88,8 @@ class DrawTrainingCurves:
     """accuracies whose cost is asked for"""
     window: int
     """number of measurements whose mean must reach a target: single ones reach it by luck"""
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return every run's metrics."""

@@ -52,7 +52,7 @@ from espalier.pipeline.evaluation.verifier_questions import VerifierQuestions, a
 from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier
-from espalier.runtime.run_dir import model_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint
 
 log = logging.getLogger("stage")
 _ROWS, _JUDGEMENTS = range(2)  # files of the index

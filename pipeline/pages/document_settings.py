@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import ClassVar
 
 from espalier.data.records import BadInput
 from espalier.pipeline.pages.tabulate_benchmarks import markdown_table
@@ -35,6 +36,8 @@ YAMLs of conf/. A config may set other values than these defaults: `python PROGR
 
 class DocumentSettings:
     """The page of this package's settings."""
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return the sources of the schemas."""

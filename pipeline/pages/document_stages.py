@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -31,7 +31,8 @@ python run_stage.py -cn values/cut_states input=trajectories.jsonl output=states
 
 `input` is what stands left of the arrow, `output` what stands right of it; kinds of lines are in
 [file formats](formats.md). Options are given as `stage.NAME=VALUE`; those in bold have no default. What they mean
-stands at the class in the file that the row names. An output that exists is complete and is not made again.
+stands at the class in the file that the row names. An output that exists is complete and is not made again,
+but for pages and figures of what stands in folders: where another file has come there, they are made anew.
 """
 
 
@@ -40,6 +41,8 @@ class DocumentStages:
     """`configs`: the folder of the stages' configs."""
 
     configs: str
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return every config, by name. Raises BadInput where there is none."""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
@@ -76,6 +76,8 @@ class TabulateBenchmarks:
     """`results`: the folder of the result files."""
 
     results: str
+
+    finds_inputs: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
         """Return every result file, by name. Raises BadInput where there is none."""

@@ -42,8 +42,8 @@ from espalier.pipeline.prm.step_scorers import Scores, StepModel, shown
 from espalier.pipeline.score_parts import ScoreParts, model_on_ranks, scored_by
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.distributed import barrier, rank, world_size
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.manifest import weight_files
-from espalier.runtime.run_dir import model_fingerprint
 
 log = logging.getLogger("stage")
 

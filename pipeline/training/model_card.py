@@ -15,7 +15,7 @@ import yaml
 
 from espalier.data.jsonl import file_sha256
 from espalier.data.records import BadInput
-from espalier.runtime.run_dir import input_fingerprints
+from espalier.runtime.fingerprints import input_fingerprints
 
 POLICY, VERIFIER, PROCESS, OUTCOME, TWO_POLICIES, OTHER = (
     "policy",

@@ -26,7 +26,7 @@ from espalier.data.records import BadInput, StepValues, Trajectory
 from espalier.data.steps import Decoder
 from espalier.models.load import BadModel, load_policy, load_tokenizer
 from espalier.pipeline.stage import StageContext
-from espalier.runtime.run_dir import model_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint
 
 Row = TypeVar("Row", StepValues, Trajectory)
 

@@ -302,6 +302,15 @@ def test_report_is_still_complete_after_the_shell_has_appended_seconds(run: Path
     assert (run / "report.html").read_bytes() == before
 
 
+def test_report_is_made_anew_where_a_run_has_been_trained_since(run: Path) -> None:
+    config = StageConfig(output=str(run / "report.html"), stage={"run_dir": str(run)})
+    assert run_stage(stage_of(run), None, config) == 0
+    (run / "late").mkdir()
+    (run / "late" / "metrics.jsonl").write_text((run / "sft" / "metrics.jsonl").read_text())
+    assert run_stage(stage_of(run), None, config) == 0
+    assert ">late<" in (run / "report.html").read_text()
+
+
 def test_example_is_the_fork_with_the_sharpest_fall() -> None:
     def scored(problem: str, sample: int, steps: list[str], values: list[float]) -> ScoredTrajectory:
         return ScoredTrajectory(values_of(problem, sample, steps, values), values, [0.5] * len(values))

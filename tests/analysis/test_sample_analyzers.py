@@ -13,7 +13,8 @@ from espalier.analysis.analyzers.problem_hits import CountHits
 from espalier.data.bleu import bleu, grams
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, SampledRollout, Trajectory
-from espalier.pipeline.stage import StageContext
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.schemas import StageConfig
 
 
 def context(folder: Path) -> StageContext:
@@ -81,7 +82,7 @@ def sampled(
 
 
 def write_samples(run: Path, rows: list[SampledRollout]) -> Path:
-    (run / "samples").mkdir(parents=True)
+    (run / "samples").mkdir(parents=True, exist_ok=True)
     for iteration in {row.iteration for row in rows}:
         path = run / "samples" / f"iteration-{iteration:06d}.jsonl"
         write_records(path, [row for row in rows if row.iteration == iteration])
@@ -106,6 +107,19 @@ def test_hits_of_a_run_are_those_of_its_sampled_rollouts(tmp_path: Path) -> None
     found = CountHits(str(run)).run("", context(tmp_path))
     assert [row["once_hit"] for row in found["rounds"]] == [0.0, 1.0]
     assert found["never_hit"] == {}
+
+
+@pytest.mark.parametrize("is_hits", [True, False])
+def test_the_figures_of_a_run_that_has_gone_on_are_made_anew(is_hits: bool, tmp_path: Path) -> None:
+    rows = [sampled("p", at, [0.0] * 3, [0.5] * 3, True) for at in (1, 2)]
+    run = write_samples(tmp_path / "run", rows[:1])
+    stage = CountHits(str(run)) if is_hits else MeasureStepCredit(str(run), 2)
+    made = StageConfig(output=str(tmp_path / "out.json"), input="", stage={"_target_": "x"})
+    for number, seen in enumerate((rows[:1], rows), 1):
+        write_samples(run, seen)
+        assert run_stage(stage, None, made) == 0
+        found = json.loads((tmp_path / "out.json").read_text())
+        assert len(found["rounds" if is_hits else "iterations"]) == number
 
 
 def test_hits_of_a_run_that_wrote_one_of_eight_rollouts_are_warned_of(

@@ -9,7 +9,8 @@ from espalier.analysis.scorers import DOCUMENTS, ShowScorers
 from espalier.data.jsonl import write_records
 from espalier.data.records import AnnotatedSolution, BadInput, StepScores
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
-from espalier.pipeline.stage import StageContext
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.schemas import StageConfig
 
 ROWS = [
     AnnotatedSolution(f"s{k}", f"p{k}", "Q?", ["a", "b", "c"], [1.0, float(k % 2), float(k % 2)], -1 if k % 2 else 1,
@@ -60,6 +61,17 @@ def test_every_scorer_has_a_column_and_every_evaluation_a_table(tmp_path: Path) 
                   "solutions too long, without scores", "f1 of second"):  # fmt: skip
         assert shown in text, shown
     assert "<script" not in text
+
+
+def test_the_page_is_made_anew_where_a_scorer_was_evaluated_further(tmp_path: Path) -> None:
+    folder = scorer(tmp_path / "1", 0.8)
+    made = StageConfig(output=str(tmp_path / "scorers.html"), input="", stage={"_target_": "x"})
+    assert run_stage(ShowScorers([str(folder)]), None, made) == 0
+    assert "best_of_8_minimum" not in (tmp_path / "scorers.html").read_text()
+    figure = {"mean": 0.75, "low": 0.5, "high": 0.9, "n": 8}
+    (folder / "evaluation.json").write_text(json.dumps({"accuracy": {"best_of_8_minimum": figure}, "pass_at_k": {}}))
+    assert run_stage(ShowScorers([str(folder)]), None, made) == 0
+    assert "best_of_8_minimum" in (tmp_path / "scorers.html").read_text()
 
 
 def test_minima_on_last_steps_are_named_for_what_they_are(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import ProcessReward, score_trajectories
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.manifest import find_damage
-from espalier.runtime.run_dir import model_fingerprint
 
 ROW = Trajectory("p/0", "p", "Q\n", "&'()*", ["&'", "()", "*"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
                  "7", True)  # fmt: skip

@@ -22,8 +22,8 @@ from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.model_card import Figure, figures_of, read_facts, without_folders
 from espalier.pipeline.training.publish_model import PublishModel
 from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.fingerprints import input_fingerprints
 from espalier.runtime.manifest import write_manifest
-from espalier.runtime.run_dir import input_fingerprints
 from espalier.runtime.schemas import StageConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -224,6 +224,61 @@ def test_a_changed_file_beside_the_input_is_refused(config: StageConfig, tmp_pat
         run_stage(Copy(extra=str(extra)), None, config)
 
 
+@dataclass
+class ReadFolder:
+    """A stage that reads the files that it finds in a folder."""
+
+    folder: Path
+    finds_inputs: bool = True
+
+    def inputs(self) -> list[str]:
+        """What is there."""
+        return sorted(str(path) for path in self.folder.glob("*.txt"))
+
+    def run(self, input_path: str, context: StageContext) -> dict[str, str]:
+        """Their texts."""
+        return {Path(path).name: Path(path).read_text() for path in self.inputs()}
+
+
+def reading(tmp_path: Path) -> tuple[Path, StageConfig]:
+    """A folder with a file, and the config of a stage that reads it."""
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "a.txt").write_text("a")
+    stage = {"_target_": "ReadFolder"}
+    return tmp_path / "found", StageConfig(output=str(tmp_path / "out.json"), input="", stage=stage)
+
+
+def test_an_output_of_found_inputs_is_made_anew_where_another_one_is_there_and_nothing_else_has_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, made = reading(tmp_path)
+    run_stage(ReadFolder(folder), None, made)
+    (folder / "b.txt").write_text("b")
+    with caplog.at_level("INFO"):
+        assert run_stage(ReadFolder(folder), None, made) == 0
+    assert f"{made.output} is made anew: {folder}/b.txt was not there before" in caplog.text
+    assert json.loads(Path(made.output).read_text()) == {"a.txt": "a", "b.txt": "b"}
+    before = Path(made.output).stat()
+    assert run_stage(ReadFolder(folder), None, made) == 0
+    assert Path(made.output).stat() == before, "is complete"
+    (folder / "c.txt").write_text("c")
+    (folder / "a.txt").write_text("other")
+    with pytest.raises(BadInput, match=f"its input {folder}/a.txt has changed"):
+        run_stage(ReadFolder(folder), None, made)
+    (folder / "a.txt").unlink()
+    (folder / "c.txt").unlink()
+    assert run_stage(ReadFolder(folder), None, made) == 0
+    assert Path(made.output).stat() == before, "what is gone cannot be read again"
+
+
+def test_an_output_of_named_inputs_stays_where_an_earlier_version_did_not_list_one_of_them(tmp_path: Path) -> None:
+    folder, made = reading(tmp_path)
+    run_stage(ReadFolder(folder, finds_inputs=False), None, made)
+    (folder / "b.txt").write_text("b")
+    assert run_stage(ReadFolder(folder, finds_inputs=False), None, made) == 0
+    assert json.loads(Path(made.output).read_text()) == {"a.txt": "a"}
+
+
 def test_a_missing_input_is_refused_before_anything_runs(config: StageConfig, tmp_path: Path) -> None:
     stage = Copy(extra=str(tmp_path / "gone.jsonl"))
     with pytest.raises(BadInput, match=r"gone.jsonl: no such file") as caught:

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from espalier.runtime.entrypoint import BadConfig, find_component
+from espalier.runtime.fingerprints import input_fingerprints
 from espalier.runtime.renamed import NOT_AS_BEFORE
 from espalier.runtime.run_dir import (
     as_begun,
     changed_keys,
     check_run_dir,
     code_commit,
-    input_fingerprints,
     is_run_finished,
     open_run_dir,
     same_origin,

@@ -1,6 +1,7 @@
 """What a sampling job was made of: its problems, its policy's weights and tokenizer. Other ones are refused."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -174,3 +175,43 @@ def test_a_source_reads_the_problems_of_another_task_anew() -> None:
     one, other = Made(2), Made(9)
     assert [row.id for row in source.asked_problems(one)] == ["p1"]  # type: ignore[arg-type]
     assert [row.id for row in source.asked_problems(other)] == ["p1", "p2", "p3"]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def chatting(config: SampleConfig, tmp_path: Path) -> SampleConfig:
+    """A job whose prompts are written by the chat template of a policy of its own."""
+    policy = tmp_path / "policy"
+    shutil.copytree(config.policy, policy)
+    template = {"_target_": "espalier.data.prompts.PromptTemplate", "is_chat": True}
+    write_template(policy, "OLD")
+    return replace(config, policy=str(policy), task={**config.task, "template": template})
+
+
+def write_template(policy: Path, word: str) -> None:
+    tokenizer = load_tokenizer(str(policy))
+    tokenizer.chat_template = f"{{% for m in messages %}}{word} {{{{ m['content'] }}}}\n{{% endfor %}}"
+    tokenizer.save_pretrained(policy)
+
+
+def test_a_chat_template_that_was_edited_between_cut_and_resume_is_refused(run: Any, chatting: SampleConfig) -> None:
+    assert run(chatting, most=3)[0] == 3
+    write_template(Path(chatting.policy), "NEW")
+    with pytest.raises(BadInput, match=f"its input {chatting.policy} has changed"):
+        run(chatting)
+    write_template(Path(chatting.policy), "OLD")
+    assert run(chatting) == (0, ["p3", "p4", "p5"])
+    assert all(row.prompt.startswith("OLD") for row in read_records(Trajectory, chatting.output))
+
+
+def test_an_output_that_an_earlier_version_began_goes_on_and_knows_its_policy_from_then_on(
+    run: Any, chatting: SampleConfig
+) -> None:
+    assert run(chatting, most=3)[0] == 3
+    meta = Path(chatting.output).with_suffix(".meta.json")
+    stored = json.loads(meta.read_text())
+    stored["inputs"][chatting.policy] = stored["inputs"][chatting.policy].partition(":")[0]
+    write_json(meta, stored)
+    assert run(chatting, most=2) == (3, ["p3", "p4"])
+    write_template(Path(chatting.policy), "NEW")
+    with pytest.raises(BadInput, match=f"its input {chatting.policy} has changed"):
+        run(chatting)
