@@ -10,7 +10,8 @@ from pathlib import Path
 import yaml
 
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.run_dir import changed_input, model_fingerprint, stored_config
+from espalier.runtime.fingerprints import model_fingerprint, same_fingerprint
+from espalier.runtime.run_dir import stored_config
 
 FILE = "base.json"
 
@@ -42,5 +43,5 @@ def check_base(trained_on: str, path: str, what: Path) -> None:
     """Raise BadConfig where another model stands at `path` than `what` was trained on; where either has no fingerprint
     nothing can be said."""
     now = model_fingerprint(path)
-    if trained_on and now and changed_input({path: trained_on}, {path: now}):
+    if trained_on and now and not same_fingerprint(trained_on, now):
         raise BadConfig(f"{what} was trained on another model than stands at {path} now: put that one back")

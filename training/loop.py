@@ -133,8 +133,8 @@ class Loop:
 
     def _reference_batches(self, first: int) -> Iterator[Batch]:
         """Return this rank's batches of the first epoch from step `first` on, and, from 0 on, of an evaluation."""
-        has_evaluation = self.eval_loader is not None and first == 0
-        evaluation = self._evaluation_batches(self.eval_loader) if has_evaluation else iter(())
+        loader = self.eval_loader if first == 0 else None
+        evaluation = self._evaluation_batches(loader) if loader is not None else iter(())
         for step in range(first, min(self.max_steps, self._steps_per_epoch)):
             if self.stop.agreed():
                 raise Stopped
