@@ -21,10 +21,11 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from espalier.data.answers.grade import Gold, Grade
-from espalier.data.answers.letters import grade_boolean3, grade_choice
+from espalier.data.answers.letters import grade_choice
 from espalier.data.answers.math_answers import grade_math, grade_math_response
 from espalier.data.answers.numbers import grade_marked_number, grade_number, grade_number_response
 from espalier.data.answers.short_answers import grade_short_answer
+from espalier.data.answers.truth_values import grade_boolean3
 from espalier.data.records import BadInput
 
 _BY_TEXT: dict[str, Callable[[str, str], Grade]] = {

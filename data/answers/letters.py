@@ -1,4 +1,4 @@
-"""The letter a response chooses among lettered options; and True / False / Unknown.
+"""The letter a response chooses among lettered options.
 
 Only the response is read, never the prompt, and the range of letters comes from the problem. Two different
 answers are wrong: a policy must not gain by listing several. In this order: `Finish[B]`, the last box, the
@@ -147,81 +147,3 @@ def grade_choice(prediction: str, gold: str, num_options: int) -> Grade:
         return Grade(None, False, f"the gold '{gold[:40]}' is not one letter: {reason}")
     letter, reason = choose_letter(prediction, num_options)
     return Grade(letter, letter == gold_letter, reason)
-
-
-_TRUTHS = {
-    "true": "True", "false": "False", "unknown": "Unknown", "uncertain": "Unknown", "undetermined": "Unknown",
-    "yes": "True", "no": "False", "correct": "True", "incorrect": "False", "t": "True", "f": "False", "u": "Unknown",
-}  # fmt: skip
-_CLEAR = ("true", "false", "unknown", "uncertain", "undetermined")
-_UNDECIDED = re.compile(
-    r"(?i)\b(?:can(?:not|'t| not)|could not|impossible to)\s+(?:be\s+)?(?:determin|decid|conclud|infer|know|tell|sa)\w*"
-    r"|\bnot enough information\b|\bneither true nor false\b|\binsufficient information\b"
-    r"|\bneither (?:proved|proven) nor disproved\b"
-)
-_TRUTH_ANCHOR = re.compile(
-    r"(?i)(?:\banswer\b|\bconclusion\b|\bstatement\b|\bhypothesis\b|\bclaim\b|\bverdict\b|\blabel\b)"
-    r"[^.\n:]{0,40}?(?:\bis\b|\bmust be\b|[:：])"
-    r"[\s*\"'(\[]*(?:\\text\{)?(true|false|unknown|uncertain|undetermined)\b"
-)
-_EITHER = re.compile(r"(?i)\b(?:true|false|unknown|uncertain)\s*(?:or|/|and)\s*(?:true|false|unknown|uncertain)\b")
-_TRUTH_WORD = re.compile(r"(?i)\b(true|false|unknown|uncertain|undetermined)\b")
-
-
-def _truths(text: str) -> list[str]:
-    """Return the truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
-    truths = ["Unknown"] * bool(_UNDECIDED.search(text))
-    text = _UNDECIDED.sub(" ", text)
-    for match in _TRUTH_WORD.finditer(text):
-        before = text[max(0, match.start() - 12) : match.start()]
-        if not re.search(r"(?i)(?:\bnot|n't|\bneither|\bnor)\s+(?:necessarily\s+)?$", before):
-            truths.append(_TRUTHS[match[1].lower()])
-    return truths
-
-
-def choose_truth(response: str) -> tuple[str | None, str]:
-    """Return ("True", "False" or "Unknown", reason); several as "False, True"; None where none is named."""
-    visible = visible_part(response)
-    if visible is None:
-        return None, "the reasoning is not closed"
-    text = visible[-_MAX_TAIL:].strip()
-    whole = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", text).strip("$*`\"'()[]{} .!\n")
-    if whole.lower() in _TRUTHS:
-        return _TRUTHS[whole.lower()], "the whole response"
-    for how, contents in (("Finish", FINISH.findall(text)), ("box", [box[2] for box in find_boxes(text)][-1:])):
-        if contents:
-            named = [value for content in contents for value in _whole_or_named(content)]
-            return _settle_truth(named, how)
-    anchored = [(match.end(), _TRUTHS[match[1].lower()]) for match in _TRUTH_ANCHOR.finditer(text)]
-    if anchored:
-        last = anchored[-1][0]
-        sentence = text[text.rfind("\n", 0, last) + 1 : last + 30]
-        either = _EITHER.search(sentence)
-        if either:
-            return _settle_truth(_truths(either.group()), "answer phrase")
-        return anchored[-1][1], "answer phrase"
-    lines = [line for line in text.split("\n") if line.strip()]
-    return _settle_truth(
-        _truths(lines[-1]) if lines and _truths(lines[-1]) else _truths(text), "a word that stands alone"
-    )
-
-
-def _whole_or_named(content: str) -> list[str]:
-    word = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", content).strip("$*`\"'() .!").lower()
-    return [_TRUTHS[word]] if word in _TRUTHS else _truths(content)
-
-
-def _settle_truth(found: Sequence[str], how: str) -> tuple[str | None, str]:
-    distinct = sorted(set(found))
-    if not distinct:
-        return None, "none of True, False, Unknown is named"
-    return ", ".join(distinct), how if len(distinct) == 1 else f"{len(distinct)} different answers"
-
-
-def grade_boolean3(prediction: str, gold: str) -> Grade:
-    """Return kind `boolean3`: True, False or Unknown ("Uncertain" is another spelling of Unknown)."""
-    truth = _TRUTHS.get(gold.strip().strip(".").lower())
-    if truth is None:
-        return Grade(None, False, f"the gold '{gold[:40]}' is none of True, False, Unknown")
-    answer, reason = choose_truth(prediction)
-    return Grade(answer, answer == truth, reason)

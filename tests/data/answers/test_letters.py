@@ -1,9 +1,10 @@
-"""Which option a response that reasons before or after its answer has chosen."""
+"""Which option, and which truth value, a response that reasons before or after its answer has chosen."""
 
 import pytest
 
 from espalier.data.answers.grading import grade_answer
 from espalier.data.answers.letters import choose_letter
+from espalier.data.answers.truth_values import choose_truth
 
 
 def right_letters(response: str) -> str:
@@ -84,3 +85,45 @@ def test_an_answer_that_is_only_supposed_chooses_nothing(response: str) -> None:
 ])  # fmt: skip
 def test_an_option_that_is_named_alone_is_chosen(response: str, letter: str) -> None:
     assert choose_letter(response, 4)[0] == letter
+
+
+# --- truth values -----------------------------------------------------------------------------------------------
+
+LEFT_OPEN = [
+    "We cannot determine whether the conclusion is true.",
+    "It is impossible to determine whether the statement is true or false.",
+    "The premises do not tell us if the statement is true. So it is unknown.",
+    "There is not enough information to say that the statement is true.",
+    "We do not know whether the conclusion is true.\nTherefore, the answer is Unknown.",
+    "Nothing shows that the conclusion is true. Nothing shows it is false. It is uncertain.",
+    "We can't conclude that the statement is false, nor that the statement is true.",
+    "The claim is false in one model. Therefore we cannot determine whether the conclusion is true.",
+]
+SUPPOSED_THEN_SETTLED = [
+    ("If the statement is true, then Rex is red, which contradicts premise 2. So it is false.", "False"),
+    ("Assume the conclusion is false. Then we get a contradiction. Hence it is true.", "True"),
+    ("Suppose the statement is true. Then Rex is red. This cannot be. Thus, it must be false.", "False"),
+    ("The statement that Rex is not red is false.", "False"), ("The claim does not follow, so it is false.", "False"),
+    ("Since Rex is not red, the statement is false.", "False"),
+    ("At first sight the conclusion is true. Premise 3 denies it. So it is false.", "False"),
+    ("We must decide whether the claim is true or false. Premise 2 settles it: the claim is true.", "True"),
+    ("Rex is not a dog, so the conclusion is true.", "True"),
+]  # fmt: skip
+ASSERTS_NOTHING = [
+    "It is not the case that the statement is true.", "If the statement is true, Rex is red.",
+    "The statement is true. But it cannot be determined.", "I do not think the statement is true.",
+    "Nobody said that the question is whether the claim is false.", "It is not true that the statement is false.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("response", "truth"), [*((text, "Unknown") for text in LEFT_OPEN), *SUPPOSED_THEN_SETTLED])
+def test_a_truth_value_that_is_supposed_or_left_open_is_none(response: str, truth: str) -> None:
+    assert choose_truth(response)[0] == truth
+
+
+@pytest.mark.parametrize("response", ASSERTS_NOTHING)
+def test_what_is_denied_supposed_or_taken_back_is_not_right(response: str) -> None:
+    graded = {
+        gold: grade_answer(prediction=response, gold=gold, kind="boolean3") for gold in ("True", "False", "Unknown")
+    }
+    assert not any(grade.is_correct for grade in graded.values())
