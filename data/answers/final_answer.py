@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from espalier.data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
+from espalier.data.answers.name_periods import is_within_name
 from espalier.data.answers.notation import single_backslashes
 from espalier.data.answers.plain_numbers import read_number
 
@@ -22,7 +23,7 @@ _BOX = re.compile(r"(?:\\(?:boxed|fbox)(?![a-zA-Z])|(?<![a-zA-Z\\])boxed(?=\{))\
 _BETWEEN_BOXES = re.compile(r"^(?:\s|\$|\\[\]\[(),;:!]|\\quad|\\qquad|\\text|[{},;]|and|or|\\&)*$")
 _ANCHOR = re.compile(
     r"(?i)(?:final answers?|answers?|answer to (?:the|this) (?:question|problem))\**\s*"
-    r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|simply|just|therefore|thus)?\s*"
+    r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|(?:(?-i:simply|just)|therefore|thus)\b)?\s*"
 )
 _HEADING = re.compile(r"(?im)^[#*_ \t]*(?:the )?(?:final )?answer[*_: \t]*\n\s*")
 _WEAK_ANCHOR = re.compile(
@@ -45,11 +46,13 @@ _MAX_PHRASES = 20
 @dataclass(frozen=True)
 class FinalAnswer:
     """`text` is the answer's own text, `how` what marked it; `text` None where nothing marks an answer: then
-    `unmarked` is what is left to read."""
+    `unmarked` is what is left to read. `line` is all of the line behind an answer phrase, of which `text` is the first
+    sentence."""
 
     text: str | None
     how: str
     unmarked: str = ""
+    line: str = ""
 
 
 def after_reasoning(response: str) -> str | None:
@@ -163,8 +166,8 @@ def _answer_at(text: str, place: int) -> str | None:
             return rest[1:closing].strip()
     aside = _ASIDE.search(rest)
     rest = rest[: aside.start()] if aside else rest
-    end = _END.search(rest)
-    answer = rest[: end.start()] if end else rest
+    ends = (end.start() for end in _END.finditer(rest) if not is_within_name(rest, end.start()))
+    answer = rest[: next(ends, len(rest))]
     return answer.strip().strip("*").strip() or None
 
 
@@ -248,7 +251,8 @@ def final_answer(response: str) -> FinalAnswer:
     if anchored is not None:
         if is_denied(anchored[0]):
             return FinalAnswer(None, DENIED)
-        return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase")
+        line = tail[anchored[1] :].partition("\n")[0].strip()
+        return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase", line=line)
     weak = max(_WEAK_ANCHOR.finditer(tail), key=lambda match: match.end(), default=None)
     answer = _answer_at(tail, weak.end()) if weak else None
     if weak and answer and _VALUE.match(answer) and not _corrected(tail, weak.end()):

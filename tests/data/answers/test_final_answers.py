@@ -1,0 +1,53 @@
+"""Where the answer behind a phrase, or behind `####`, begins and ends."""
+
+import pytest
+
+from espalier.data.answers.final_answer import final_answer
+from espalier.data.answers.grading import grade_answer
+
+
+def is_right(kind: str, prediction: str, gold: str) -> bool:
+    return grade_answer(prediction=prediction, gold=gold, kind=kind).is_correct
+
+
+# --- periods within names, adverbs ------------------------------------------------------------------------------
+
+NAMES = [
+    "J. K. Rowling", "J. R. R. Tolkien", "St. Louis", "Dr. Seuss", "Washington, D.C.", "U.S. Virgin Islands",
+    "Ulysses S. Grant", "Mount St. Helens", "Mr. & Mrs. Smith", "Vol. 2", "Brown v. Board of Education",
+    "Justice League", "Just Dance", "Thusnelda Segestes", "J. Edgar Hoover", "3.5 million",
+    "Now That I Have You, I Can Fly", "Martin Luther King Jr. Day",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_with_periods_is_read_in_full(name: str) -> None:
+    for form in ("The answer is {}.", "Answer: {}\nConfidence: 60%", "So the final answer is: {}", "**Answer:** {}"):
+        assert is_right("short_answer", form.format(name), name)
+        assert not is_right("short_answer", form.format(name), name.split()[-1])
+
+
+def test_wrong_names_with_one_initial_are_different_answers() -> None:
+    names = ("J. K. Rowling", "J. R. R. Tolkien", "J. D. Salinger")
+    answers = [
+        grade_answer(prediction=f"The answer is {name}.", gold="Poe", kind="short_answer").answer for name in names
+    ]
+    assert answers == list(names)
+
+
+@pytest.mark.parametrize(("response", "answer"), [
+    ("The answer is 5 ft. Adding more is wrong.", "5 ft"), ("The answer is B. Dogs bark.", "B"),
+    ("The answer is 5. Then we stop.", "5"), ("The answer is case A. Then B.", "case A"),
+    ("The answer is Washington, D.C. The rest is wrong.", "Washington, D.C"),
+    ("The answer is 3 V. Ohm says so.", "3 V"),
+    ("The answer is Option B. Dogs bark.", "Option B"), ("The answer is just 5.", "5"),
+    ("The answer is 3.5. Good.", "3.5"),
+])  # fmt: skip
+def test_a_sentence_ends_the_answer(response: str, answer: str) -> None:
+    assert final_answer(response).text == answer
+
+
+def test_a_name_before_the_number_is_passed_over() -> None:
+    for kind in ("number", "response_number"):
+        assert is_right(kind, "Final answer: Mr. Smith earns $1,200.", "1200")
+        assert not is_right(kind, "Final answer: Mr. Smith earns $1,200 or $300.", "1200")
