@@ -4,6 +4,7 @@ import pytest
 
 from espalier.data.answers.final_answer import final_answer
 from espalier.data.answers.grading import grade_answer
+from espalier.data.verifiers.verify import Check, verify, write_checks
 
 
 def is_right(kind: str, prediction: str, gold: str) -> bool:
@@ -51,3 +52,36 @@ def test_a_name_before_the_number_is_passed_over() -> None:
     for kind in ("number", "response_number"):
         assert is_right(kind, "Final answer: Mr. Smith earns $1,200.", "1200")
         assert not is_right(kind, "Final answer: Mr. Smith earns $1,200 or $300.", "1200")
+
+
+# --- signs in words and dashes ----------------------------------------------------------------------------------
+
+NEGATIVE = [
+    "The answer is –5.", "The answer is —5.", "The answer is −5.", "The answer is − 5.", "The answer is minus 5.",
+    "The answer is negative 5.", "The answer is negative $5.", "So x = –5", "So x = − 5", "minus 5", "negative 5",
+    "The total is negative 5 dollars.", "**Answer:** minus 5",
+    "The answer is $–5$.",
+]  # fmt: skip
+POSITIVE = [
+    "The result, 7 minus 2, is 5.", "It is 10 – 5", "There are 3–5", "There are 3 – 5", "10 − 5", "The eggs minus 5",
+    "pages 4—5", "It is $3$–$5$", "a non-negative 5", "The answer — 5.", "It was 9 minus 5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("response", NEGATIVE)
+def test_a_minus_is_read_as_a_dash_and_as_a_word(response: str) -> None:
+    for kind in ("number", "response_number"):
+        assert is_right(kind, response, "-5")
+        assert not is_right(kind, response, "5")
+
+
+@pytest.mark.parametrize("response", POSITIVE)
+def test_a_range_and_a_difference_hold_no_negative_number(response: str) -> None:
+    for kind in ("number", "response_number"):
+        assert not is_right(kind, response, "-5")
+
+
+def test_the_verifier_of_the_last_number_reads_the_sign() -> None:
+    for text in ("The loss is minus 5", "x = –5"):
+        assert verify(text, write_checks([Check("gsm8k", "-5")]))[0].result.score == 1
+        assert verify(text, write_checks([Check("gsm8k", "5")]))[0].result.score == 0
