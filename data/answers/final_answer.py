@@ -3,9 +3,9 @@
 In this order: nothing before a closing `</think>` counts, and nothing at all where reasoning was opened and
 never closed; the content of the last `<answer>` is the response where there is one; then the last box
 (`\\boxed{...}`, braces matched; neighbouring boxes joined by a comma, "and" or "or" are one list), or what is
-called the final answer in so many words behind it; the line after the last `####`; the text after the last
-"answer is" or "answer:", in any of the languages of answer_phrases.py. Else there is no marked answer and the
-caller reads the text itself.
+called the final answer in so many words behind it; the line after the last `####`, unless it is a heading or an
+answer follows it in words; the text after the last "answer is" or "answer:", in any of the languages of
+answer_phrases.py. Else there is no marked answer and the caller reads the text itself.
 """
 
 import re
@@ -187,6 +187,11 @@ _SEE_ABOVE = re.compile(r"(?i)\\boxed\s+[a-z]|\b(?:correct|above|below|boxed|giv
 
 
 _CHAIN = re.compile(r"=[^,;=]*=")
+_STEP = re.compile(
+    r"(?i)\W*(?:(?:step|part|case|phase|stage|section|question|problem)\b"
+    r"|(?:the )?(?:final )?(?:answer|solution|result|conclusion)\W*$)|\W*\d{1,2}[.)]\s+[^\W\d_]"
+)
+_WORDS_FIRST = re.compile(r"[*_\s]*[^\W\d_]{2,}(?!\s*[=(^])")
 
 
 def _is_whole_value(answer: str) -> bool:
@@ -241,13 +246,13 @@ def final_answer(response: str) -> FinalAnswer:
     if boxed is not None:
         said = _said_after(text[boxed[1] :], boxed[0])
         return FinalAnswer(boxed[0][:_MAX_ANSWER], "box") if said is None else FinalAnswer(said, AFTER_BOX)
-    marker = text.rfind("####")
-    if marker >= 0:
-        line = text[marker + 4 :].split("\n", 1)[0].strip()
-        if line:
-            return FinalAnswer(line[:_MAX_ANSWER], "####")
     tail = text[-8000:]
     anchored = _after_anchor(tail)
+    marked = _after_marker(
+        text, anchored[0] if anchored else "", len(text) - len(tail) + anchored[1] if anchored else 0
+    )
+    if marked is not None:
+        return FinalAnswer(marked, "####")
     if anchored is not None:
         if is_denied(anchored[0]):
             return FinalAnswer(None, DENIED)
@@ -260,6 +265,19 @@ def final_answer(response: str) -> FinalAnswer:
         if not re.search(r"\d", rest):
             return FinalAnswer(answer, "a sentence that gives the values")
     return FinalAnswer(None, "nothing marks an answer", tail)
+
+
+def _after_marker(text: str, said: str, said_at: int) -> str | None:
+    """Return the line after the last `####`; None where it is a heading, or where a value is `said` behind it (or any
+    answer, where the line is no value in full)."""
+    marker = text.rfind("####")
+    line, _, behind = text[marker + 4 :].partition("\n") if marker >= 0 else ("", "", "")
+    line = line.strip()[:_MAX_ANSWER]
+    is_last = not behind.strip()
+    if not line or _STEP.match(line) or (_WORDS_FIRST.match(line) and not is_last):
+        return None
+    is_said_behind = said_at > marker and said != ""
+    return None if is_said_behind and (_VALUE.match(said) or not _is_whole_value(line)) else line
 
 
 def _corrected(text: str, place: int) -> FinalAnswer | None:

@@ -85,3 +85,28 @@ def test_the_verifier_of_the_last_number_reads_the_sign() -> None:
     for text in ("The loss is minus 5", "x = –5"):
         assert verify(text, write_checks([Check("gsm8k", "-5")]))[0].result.score == 1
         assert verify(text, write_checks([Check("gsm8k", "5")]))[0].result.score == 0
+
+
+# --- headings ---------------------------------------------------------------------------------------------------
+
+STEPS = "#### Step 1: Count\n6 eggs\n\n#### Step 2: Add\n6 + 12 = 18\n\n"
+
+
+@pytest.mark.parametrize("response", [
+    STEPS + "The answer is 18.", STEPS + "#### Final Answer\n18", STEPS + "#### 18", STEPS + "##### Answer\n18",
+    STEPS + "#### **Final Answer:**\n\nThe final answer is 18.", STEPS, "#### 2. Add\n6 + 12 = 18",
+    "#### 18\n\nI hope the answer is correct.", "#### 18\n", "#### Find 2 numbers\nThe answer is 18",
+    "#### 18 eggs", "#### $18$\nDone.", "#### Conclusion\nThe answer is 18", "#### 2\nNo, the answer is 18.",
+])  # fmt: skip
+def test_a_heading_is_no_final_answer(response: str) -> None:
+    for gold, right in (("18", True), ("2", False), ("12", False)):
+        assert is_right("response_number", response, gold) is right
+    if "answer" in response.lower() or "#### 18" in response:
+        assert is_right("response_math", response, "18")
+    for wrong in ("1", "2", "6"):
+        assert not is_right("response_math", response, wrong)
+
+
+def test_a_word_behind_the_last_marker_is_an_answer_where_nothing_follows_it() -> None:
+    assert is_right("response_math", "So it is so.\n#### Yes", "yes")
+    assert not is_right("response_math", "#### Yes\nBut let us see: no.", "yes")
