@@ -110,3 +110,22 @@ def test_a_heading_is_no_final_answer(response: str) -> None:
 def test_a_word_behind_the_last_marker_is_an_answer_where_nothing_follows_it() -> None:
     assert is_right("response_math", "So it is so.\n#### Yes", "yes")
     assert not is_right("response_math", "#### Yes\nBut let us see: no.", "yes")
+
+
+# --- long reasoning ---------------------------------------------------------------------------------------------
+
+THOUGHT = "So 2 + 3 = 5. " * 4000
+
+
+def test_a_long_thought_that_was_closed_is_valid_and_one_left_open_is_no_answer() -> None:
+    closed, left_open = f"<think>{THOUGHT}</think>The answer is 5.", f"<think>{THOUGHT}So the answer is 5."
+    assert is_right("think_format", closed, "")
+    assert not is_right("think_format", left_open, "")
+    assert not is_right("think_format", f"<think>{THOUGHT}</think><think>{THOUGHT}</think>5", "")
+    for kind, gold in (("response_math", "5"), ("short_answer", "5"), ("response_number", "5")):
+        assert is_right(kind, closed, gold)
+        assert not is_right(kind, left_open, gold)
+    assert not is_right("choice", f"<think>{THOUGHT}The answer is B", "B")
+    assert not is_right("boolean3", f"<think>{THOUGHT}The answer is True", "True")
+    assert is_right("response_math", THOUGHT + "The answer is 6.", "6")
+    assert is_right("marked_number", f"{THOUGHT}\n#### 5", "5")
