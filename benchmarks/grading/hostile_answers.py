@@ -100,7 +100,16 @@ BOMBS: tuple[Callable[[int], str], ...] = (
     lambda n: "5 \\text{" + "cm " * (n // 3) + "}", lambda n: "]1,2[" * (n // 5), lambda n: "**" * (n // 2) + "5",
     lambda n: "有1个" * (n // 3), lambda n: "\\\\" * (n // 2) + "frac", lambda n: "\\overline{AB}" * (n // 13) + "=5",
     lambda n: '"final answer is ' * (n // 17) + "\\boxed{1}", lambda n: "1 或 " * (n // 4),
-    lambda n: "\\pm 1" * (n // 5),
+    lambda n: "\\pm 1" * (n // 5), lambda n: "I choose" + " " * n, lambda n: "option A" + " " * n + "(",
+    lambda n: "Option A (" * (n // 10), lambda n: "if the answer is " * (n // 17) + "A",
+    lambda n: "The answer is A. Wait, option B " * (n // 32), lambda n: "answer is A or " * (n // 15),
+    lambda n: "if " * (n // 3) + "true", lambda n: "not " * (n // 4) + "that", lambda n: "so it is true. " * (n // 15),
+    lambda n: "nothing, " * (n // 9) + "true", lambda n: "the answer is " + "A. " * (n // 3),
+    lambda n: "the answer is " + "St. " * (n // 4), lambda n: "minus " * (n // 6) + "5",
+    lambda n: "= " * (n // 2) + "minus 5",
+    lambda n: "is" + " " * n + "minus 5", lambda n: "–" * n + "5", lambda n: "negative " * (n // 9) + "5",
+    lambda n: "#### Step 1\n" * (n // 12), lambda n: "#### " + "*" * n + "answer",
+    lambda n: "#### answer" + "." * n + "x",
 )  # fmt: skip
 
 STRANGE = (

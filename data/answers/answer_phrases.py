@@ -61,7 +61,7 @@ FINAL = re.compile(
     r"|risposta\s+finale\s*(?:è(?!\w)|:)|resposta\s+final\s*(?:é(?!\w)|:)|(?:окончательный|итоговый)\s+ответ\s*(?:[-—–:]|это\b)"
     r"|最終(?:的な)?(?:答え|解答|回答)\s*(?:は|[:：])|최종\s*(?:정답|답변|답)\s*(?:은|는|[:：])"
     r"|(?:الإجابة|الاجابة|الجواب)\s+(?:النهائية|النهائي)\s*(?:هي|هو|:)|ostateczna\s+odpowiedź\s*(?:to\b|:)"
-    r"|definitief\s+antwoord\s*(?:is\b|:))\s*(?:\*\*|simply|just|therefore|thus|[:：])?\s*"
+    r"|definitief\s+antwoord\s*(?:is\b|:))\s*(?:\*\*|(?:(?-i:simply|just)|therefore|thus)\b|[:：])?\s*"
 )
 _ENDINGS = re.compile(
     r"\s*(?:です|である|でした|だ|となります|になります|입니다|이다|이에요|예요|है|हैं|होगा|است|olur|['’]?(?:d|t)[iıuü]r|ครับ|ค่ะ)\s*[.。।]?\s*$"

@@ -3,15 +3,16 @@
 In this order: nothing before a closing `</think>` counts, and nothing at all where reasoning was opened and
 never closed; the content of the last `<answer>` is the response where there is one; then the last box
 (`\\boxed{...}`, braces matched; neighbouring boxes joined by a comma, "and" or "or" are one list), or what is
-called the final answer in so many words behind it; the line after the last `####`; the text after the last
-"answer is" or "answer:", in any of the languages of answer_phrases.py. Else there is no marked answer and the
-caller reads the text itself.
+called the final answer in so many words behind it; the line after the last `####`, unless it is a heading or an
+answer follows it in words; the text after the last "answer is" or "answer:", in any of the languages of
+answer_phrases.py. Else there is no marked answer and the caller reads the text itself.
 """
 
 import re
 from dataclasses import dataclass
 
 from espalier.data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
+from espalier.data.answers.name_periods import is_within_name
 from espalier.data.answers.notation import single_backslashes
 from espalier.data.answers.plain_numbers import read_number
 
@@ -22,7 +23,7 @@ _BOX = re.compile(r"(?:\\(?:boxed|fbox)(?![a-zA-Z])|(?<![a-zA-Z\\])boxed(?=\{))\
 _BETWEEN_BOXES = re.compile(r"^(?:\s|\$|\\[\]\[(),;:!]|\\quad|\\qquad|\\text|[{},;]|and|or|\\&)*$")
 _ANCHOR = re.compile(
     r"(?i)(?:final answers?|answers?|answer to (?:the|this) (?:question|problem))\**\s*"
-    r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|simply|just|therefore|thus)?\s*"
+    r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|(?:(?-i:simply|just)|therefore|thus)\b)?\s*"
 )
 _HEADING = re.compile(r"(?im)^[#*_ \t]*(?:the )?(?:final )?answer[*_: \t]*\n\s*")
 _WEAK_ANCHOR = re.compile(
@@ -45,11 +46,13 @@ _MAX_PHRASES = 20
 @dataclass(frozen=True)
 class FinalAnswer:
     """`text` is the answer's own text, `how` what marked it; `text` None where nothing marks an answer: then
-    `unmarked` is what is left to read."""
+    `unmarked` is what is left to read. `line` is all of the line behind an answer phrase, of which `text` is the first
+    sentence."""
 
     text: str | None
     how: str
     unmarked: str = ""
+    line: str = ""
 
 
 def after_reasoning(response: str) -> str | None:
@@ -163,8 +166,8 @@ def _answer_at(text: str, place: int) -> str | None:
             return rest[1:closing].strip()
     aside = _ASIDE.search(rest)
     rest = rest[: aside.start()] if aside else rest
-    end = _END.search(rest)
-    answer = rest[: end.start()] if end else rest
+    ends = (end.start() for end in _END.finditer(rest) if not is_within_name(rest, end.start()))
+    answer = rest[: next(ends, len(rest))]
     return answer.strip().strip("*").strip() or None
 
 
@@ -184,6 +187,11 @@ _SEE_ABOVE = re.compile(r"(?i)\\boxed\s+[a-z]|\b(?:correct|above|below|boxed|giv
 
 
 _CHAIN = re.compile(r"=[^,;=]*=")
+_STEP = re.compile(
+    r"(?i)\W*(?:(?:step|part|case|phase|stage|section|question|problem)\b"
+    r"|(?:the )?(?:final )?(?:answer|solution|result|conclusion)\W*$)|\W*\d{1,2}[.)]\s+[^\W\d_]"
+)
+_WORDS_FIRST = re.compile(r"[*_\s]*[^\W\d_]{2,}(?!\s*[=(^])")
 
 
 def _is_whole_value(answer: str) -> bool:
@@ -238,17 +246,18 @@ def final_answer(response: str) -> FinalAnswer:
     if boxed is not None:
         said = _said_after(text[boxed[1] :], boxed[0])
         return FinalAnswer(boxed[0][:_MAX_ANSWER], "box") if said is None else FinalAnswer(said, AFTER_BOX)
-    marker = text.rfind("####")
-    if marker >= 0:
-        line = text[marker + 4 :].split("\n", 1)[0].strip()
-        if line:
-            return FinalAnswer(line[:_MAX_ANSWER], "####")
     tail = text[-8000:]
     anchored = _after_anchor(tail)
+    marked = _after_marker(
+        text, anchored[0] if anchored else "", len(text) - len(tail) + anchored[1] if anchored else 0
+    )
+    if marked is not None:
+        return FinalAnswer(marked, "####")
     if anchored is not None:
         if is_denied(anchored[0]):
             return FinalAnswer(None, DENIED)
-        return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase")
+        line = tail[anchored[1] :].partition("\n")[0].strip()
+        return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase", line=line)
     weak = max(_WEAK_ANCHOR.finditer(tail), key=lambda match: match.end(), default=None)
     answer = _answer_at(tail, weak.end()) if weak else None
     if weak and answer and _VALUE.match(answer) and not _corrected(tail, weak.end()):
@@ -256,6 +265,19 @@ def final_answer(response: str) -> FinalAnswer:
         if not re.search(r"\d", rest):
             return FinalAnswer(answer, "a sentence that gives the values")
     return FinalAnswer(None, "nothing marks an answer", tail)
+
+
+def _after_marker(text: str, said: str, said_at: int) -> str | None:
+    """Return the line after the last `####`; None where it is a heading, or where a value is `said` behind it (or any
+    answer, where the line is no value in full)."""
+    marker = text.rfind("####")
+    line, _, behind = text[marker + 4 :].partition("\n") if marker >= 0 else ("", "", "")
+    line = line.strip()[:_MAX_ANSWER]
+    is_last = not behind.strip()
+    if not line or _STEP.match(line) or (_WORDS_FIRST.match(line) and not is_last):
+        return None
+    is_said_behind = said_at > marker and said != ""
+    return None if is_said_behind and (_VALUE.match(said) or not _is_whole_value(line)) else line
 
 
 def _corrected(text: str, place: int) -> FinalAnswer | None:

@@ -20,11 +20,13 @@ evaluates a text as code outside the sandbox. Repeats come from a cache.
 from collections.abc import Callable
 from functools import lru_cache
 
+from espalier.data.answers.final_answer import after_reasoning
 from espalier.data.answers.grade import Gold, Grade
-from espalier.data.answers.letters import grade_boolean3, grade_choice
+from espalier.data.answers.letters import grade_choice
 from espalier.data.answers.math_answers import grade_math, grade_math_response
 from espalier.data.answers.numbers import grade_marked_number, grade_number, grade_number_response
 from espalier.data.answers.short_answers import grade_short_answer
+from espalier.data.answers.truth_values import grade_boolean3
 from espalier.data.records import BadInput
 
 _BY_TEXT: dict[str, Callable[[str, str], Grade]] = {
@@ -45,7 +47,8 @@ _KEPT_CHARS = 2_000
 def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0) -> Grade:
     """Return the grade of one prediction. Raises BadInput only for an unknown kind.
 
-    Of a very long prediction the last 20,000 characters are read. A list of golds means any of them.
+    Of a very long prediction the last 20,000 characters behind its reasoning are read, all of it for its layout. A list
+    of golds means any of them.
     """
     if kind not in KINDS:
         raise BadInput(f"there is no kind '{kind}' of answer: choose one of {', '.join(KINDS)}")
@@ -53,7 +56,7 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
         from espalier.data.verifiers.verify import grade_by_verifiers  # which asks this module for answers
 
         return grade_by_verifiers(prediction, gold)
-    text = prediction[-_MAX_CHARS:]
+    text = prediction if kind == "think_format" else _what_is_read(prediction, kind)
     golds = tuple([gold] if isinstance(gold, str) else gold)
     longest = max(map(len, golds), default=0)
     if longest > _MAX_GOLD:
@@ -67,6 +70,14 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
         return _cached(text, golds, kind, num_options)
     except _NotKept as undecided:
         return undecided.grade
+
+
+def _what_is_read(prediction: str, kind: str) -> str:
+    """Return the end of what a prediction shows behind its reasoning; reasoning that is not closed stays open."""
+    if len(prediction) <= _MAX_CHARS or kind == "marked_number":
+        return prediction[-_MAX_CHARS:]
+    shown = after_reasoning(prediction)
+    return shown[-_MAX_CHARS:] if shown is not None else f"<think>{prediction[-_MAX_CHARS:]}"
 
 
 def _is_thought_then_answer(text: str) -> bool:

@@ -38,8 +38,17 @@ _AFFIRMED_AFTER = re.compile(
     rf"|^[)\"'*\]]*{_GAP}*(?:(?:是)?(?:正确|对的|答案)|it is\b|remains\b)"
 )
 _HYPOTHETICAL = re.compile(
-    r"(?i)\b(?:if|whether|suppose|supposing|assum(?:e|ing)|unless|given that)\s+(?:option\s+|choice\s+)?[(\"'*\[]*$"
+    r"(?i)(?:\b(?:if|whether|suppose|supposing|assum(?:e|ing)|unless|given that|imagine)\s+"
+    r"(?:(?:that|we|you|one|i|the|it|my|our|to|choose|pick|select|take|try|correct|right|best|final|answer|option|choice"
+    r"|is|was|were|be|would)\s+){0,7}|(?:如果|假设|假如|若|是否)(?:正确|答案|选项|选择|选|是|为)*\s*)[(\"'*\[]*$"
 )
+# "A" before a lower-case word is an article unless one of these follows.
+NOT_ARTICLE = (
+    r"(?:is|are|was|were|or|and|but|because|since|as|must|seems?|follows|holds|might|may|could|would|should|does|too"
+    r"|also|alone|ou|oder|o|e|y|и|или|et|und)\b"
+)
+_ARTICLE = re.compile(rf" (?!{NOT_ARTICLE})[a-z]")
+_NAMED_BEFORE = re.compile(r"[(\[]$|(?i:\b(?:option|choice))s? $")
 _ASKED = re.compile(r"[^.!;:\n]{0,40}\?")
 _JOIN = r"and|or|nor|/|&|、|和|或|und|oder|et|ou|или|и"
 
@@ -53,28 +62,28 @@ class Mention:
     says: str
 
 
-def letter_mentions(text: str, letters: str, is_article: "re.Pattern[str]") -> list[Mention]:
-    """Return every capital letter that stands alone, in order; articles and pronouns (`is_article` matches what follows
-    them) are left out. A list of letters is denied or affirmed as one: "not A or C", "A, B and D are wrong"."""
+def letter_mentions(text: str, letters: str) -> list[Mention]:
+    """Return every capital letter that stands alone, in order; articles and pronouns are left out. A list of letters is
+    denied or affirmed as one: "not A or C", "A, B and D are wrong"."""
     mentions: list[Mention] = []
     end_of_list = -1
     says = ""
     one = rf"[(\[\"'*]*(?<![A-Za-z'’\\])[{letters}](?![A-Za-z'’])[)\]\"'*]*"
     listing = re.compile(
-        rf"{one}(?:\s*,?\s*(?:{_JOIN})\s*{_OPTION}{one}|\s*,\s*{_OPTION}{one}(?!\s+(?:is|was)\b)){{0,8}}"
+        rf"{one}(?:\s{{0,9}},?\s{{0,9}}(?:{_JOIN})\s*{_OPTION}{one}|\s*,\s*{_OPTION}{one}(?!\s+(?:is|was)\b)){{0,8}}"
     )
     conjunction = re.compile(_JOIN.replace("and|or|nor", r"\b(?:and|or|nor)\b"))
     for match in re.finditer(rf"(?<![A-Za-z'’\\])([{letters}])(?![A-Za-z'’])", text):
         place, after = match.start(1), text[match.end() : match.end() + 60]
-        is_bracketed = text[place - 1 : place] in ("(", "[") and place > 0
-        if match[1] in "AI" and not is_bracketed and is_article.match(after):
+        is_named = _NAMED_BEFORE.search(text[max(0, place - 12) : place]) is not None
+        if match[1] in "AI" and not is_named and _ARTICLE.match(after):
             continue
         if place > end_of_list:
             group = listing.match(text, place)
             is_list = group is not None and conjunction.search(group[0]) is not None
             end = group.end() if group and is_list else match.end()
             end_of_list = end - 1 if is_list else place
-            says = _said(text[max(0, place - 40) : place], text[end : end + 80])
+            says = _said(text[max(0, place - 60) : place], text[end : end + 80])
             if says == "affirmed" and is_list:
                 says = ""
         if place <= end_of_list:

@@ -1,4 +1,4 @@
-"""The letter a response chooses among lettered options; and True / False / Unknown.
+"""The letter a response chooses among lettered options.
 
 Only the response is read, never the prompt, and the range of letters comes from the problem. Two different
 answers are wrong: a policy must not gain by listing several. In this order: `Finish[B]`, the last box, the
@@ -11,25 +11,13 @@ from collections.abc import Sequence
 
 from espalier.data.answers.final_answer import find_boxes, visible_part
 from espalier.data.answers.grade import Grade
-from espalier.data.answers.letter_mentions import Mention, letter_mentions
+from espalier.data.answers.letter_anchors import answer_letters
+from espalier.data.answers.letter_mentions import NOT_ARTICLE, Mention, letter_mentions
 from espalier.data.answers.notation import single_backslashes
 
-_FINISH = re.compile(r"Finish\s*\[([^\]\n]{0,300})\]?")
-_ANCHOR = re.compile(
-    r"(?i)(?:\banswer\b(?:\s+(?:choice|option|letter))?|\b(?:correct|right|best)\s+(?:option|choice|one)|\boption\b"
-    r"|\bchoice\b|\b(?:choose|pick|select|go with)|答案|选择|选项|正确)\**\s*"
-    r"(?:(?i:would be|should be|must be|is|are|was|为|是|選|选)\s*)?[:：]?\s*"
-    r"(?:(?i:option|choice|choices|options)\s*)?\**\s*"
-)
-_NOT_BEFORE = re.compile(r"(?i)(?:\bnot|n't(?:\s+be)?|\bneither|\bnor|不是|并非)\s*(?:the\s+)?$")
+FINISH = re.compile(r"Finish\s*\[([^\]\n]{0,300})\]?")
 _SMALL_IN_BRACKETS = re.compile(r"(?<![\w)\\])\([a-h]\)(?!\w)")
-_CORRECTION = re.compile(r"(?i)\b(?:wait|actually|correction|sorry|no|i mean|rather|oops|instead|on second thought)\b")
-# "A" before a lower-case word is an article unless one of these follows.
-_NOT_ARTICLE = (
-    r"(?:is|are|was|were|or|and|but|because|since|as|must|seems?|follows|holds|might|may|could|would|should|does|too"
-    r"|also|alone|ou|oder|o|e|y|и|или|et|und)\b"
-)
-_ARTICLE = re.compile(rf" (?!{_NOT_ARTICLE})[a-z]")
+_OPTION_BEGINS = re.compile(r"(?i)[\W\d]*(?:option|choice|选项)")
 _MAX_TAIL = 6000
 
 
@@ -59,41 +47,10 @@ def _without_article(text: str, found: list[str], letters: str) -> list[str]:
     """Return letters without the article "A" ("A dog ...") and the pronoun "I"."""
     kept = list(found)
     for letter in "AI":
-        for _ in re.findall(rf"(?<![A-Za-z'(]){letter} (?!{_NOT_ARTICLE})(?=[a-z])", text):
+        for _ in re.findall(rf"(?<![A-Za-z'(]){letter} (?!{NOT_ARTICLE})(?=[a-z])", text):
             if letter in kept:
                 kept.remove(letter)
     return kept
-
-
-def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
-    """Return (letter, what follows) where a text begins with a letter of its own, in brackets or not."""
-    match = re.match(rf"[\s(\[{{\"'$*]*(?:\\(?:text|mathrm|textbf)\{{)?([{letters}])(?![A-Za-z'])", rest)
-    if match is None or re.match(rf" (?!{_NOT_ARTICLE})[a-z]", rest[match.end() :]):
-        return None
-    return match[1], rest[match.end() :]
-
-
-def _anchored(text: str, letters: str, denied: set[int]) -> list[str]:
-    """Return letters named right after answer phrases, those at `denied` places left out; after a correction only the
-    later ones count."""
-    named_at: list[tuple[int, str]] = []
-    for match in _ANCHOR.finditer(text):
-        named = _named_after(text[match.end() : match.end() + 80], letters)
-        place = text.find(named[0], match.end()) if named else -1
-        if named is None or place in denied or _NOT_BEFORE.search(text[max(0, match.start() - 30) : match.start()]):
-            continue
-        named_at.append((match.end(), named[0]))
-        more = re.match(
-            rf"[)\]}}*]*\s*(?:,|or|and|/|&|或|和|、)\s*(?:option\s*)?\(?([{letters}])(?![A-Za-z'])", named[1]
-        )
-        if more and text.find(more[1], place + 1) not in denied:
-            named_at.append((match.end() + 1, more[1]))
-    if len({letter for _, letter in named_at}) > 1:
-        last, letter = named_at[-1]
-        previous = max(place for place, other in named_at if other != letter)
-        if _CORRECTION.search(text[previous:last]) and named_at[-2][0] != last - 1:
-            return [letter]
-    return [letter for _, letter in named_at]
 
 
 def _affirmed(mentions: Sequence[Mention]) -> list[str]:
@@ -112,7 +69,7 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
         return None, "the reasoning is not closed"
     text = single_backslashes(visible[-_MAX_TAIL:])
     text = _SMALL_IN_BRACKETS.sub(lambda match: match[0].upper(), text)
-    finishes = _FINISH.findall(text)
+    finishes = FINISH.findall(text)
     if finishes:
         return _settle(
             [letter for content in finishes for letter in _finish_letters(content, letters)], offered, "Finish"
@@ -125,9 +82,9 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
         return _settle([re.sub(r"[^A-Za-z]", "", stripped).upper()], offered, "the whole response")
     if re.fullmatch(rf"(?:[*\[(]*[{letters}][*\])]*[\s,;/&]*){{2,8}}", stripped):
         return _settle(re.findall(rf"[{letters}]", stripped), offered, "the whole response")
-    mentions = letter_mentions(text, letters, _ARTICLE)
+    mentions = letter_mentions(text, letters)
     denied = {mention.place for mention in mentions if mention.says == "denied"}
-    anchored = _anchored(text, letters, denied)
+    anchored = answer_letters(text, letters, mentions)
     if anchored:
         return _settle(anchored, offered, "answer phrase")
     head = re.match(rf"\s*[*(\[]*([{letters}])[*)\]]*(?:[.):：。]|\s+(?=[A-Z])|\s*\n|(?=[^\x00-\x7f]))", text)
@@ -144,14 +101,14 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
 
 def _standing_alone(text: str, mentions: Sequence[Mention]) -> list[str]:
     """Return letters that are not denied; of several those of the last line, where it alone or a conclusion names
-    one."""
+    one and it does not go on through the options."""
     kept = [mention for mention in mentions if mention.says in ("affirmed", "")]
     if len({mention.letter for mention in kept}) > 1:
         lines = [line for line in text.split("\n") if line.strip()]
         start = text.rfind(lines[-1])
         last = [mention.letter for mention in kept if mention.place >= start]
         is_concluded = re.search(r"(?i)\b(?:therefore|thus|hence|so|conclu\w+)\b", lines[-1])
-        if len(set(last)) == 1 and (len(lines) > 1 or is_concluded):
+        if len(set(last)) == 1 and (len(lines) > 1 or is_concluded) and not _OPTION_BEGINS.match(lines[-1]):
             return last
     return [mention.letter for mention in kept]
 
@@ -190,81 +147,3 @@ def grade_choice(prediction: str, gold: str, num_options: int) -> Grade:
         return Grade(None, False, f"the gold '{gold[:40]}' is not one letter: {reason}")
     letter, reason = choose_letter(prediction, num_options)
     return Grade(letter, letter == gold_letter, reason)
-
-
-_TRUTHS = {
-    "true": "True", "false": "False", "unknown": "Unknown", "uncertain": "Unknown", "undetermined": "Unknown",
-    "yes": "True", "no": "False", "correct": "True", "incorrect": "False", "t": "True", "f": "False", "u": "Unknown",
-}  # fmt: skip
-_CLEAR = ("true", "false", "unknown", "uncertain", "undetermined")
-_UNDECIDED = re.compile(
-    r"(?i)\b(?:can(?:not|'t| not)|could not|impossible to)\s+(?:be\s+)?(?:determin|decid|conclud|infer|know|tell|sa)\w*"
-    r"|\bnot enough information\b|\bneither true nor false\b|\binsufficient information\b"
-    r"|\bneither (?:proved|proven) nor disproved\b"
-)
-_TRUTH_ANCHOR = re.compile(
-    r"(?i)(?:\banswer\b|\bconclusion\b|\bstatement\b|\bhypothesis\b|\bclaim\b|\bverdict\b|\blabel\b)"
-    r"[^.\n:]{0,40}?(?:\bis\b|\bmust be\b|[:：])"
-    r"[\s*\"'(\[]*(?:\\text\{)?(true|false|unknown|uncertain|undetermined)\b"
-)
-_EITHER = re.compile(r"(?i)\b(?:true|false|unknown|uncertain)\s*(?:or|/|and)\s*(?:true|false|unknown|uncertain)\b")
-_TRUTH_WORD = re.compile(r"(?i)\b(true|false|unknown|uncertain|undetermined)\b")
-
-
-def _truths(text: str) -> list[str]:
-    """Return the truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
-    truths = ["Unknown"] * bool(_UNDECIDED.search(text))
-    text = _UNDECIDED.sub(" ", text)
-    for match in _TRUTH_WORD.finditer(text):
-        before = text[max(0, match.start() - 12) : match.start()]
-        if not re.search(r"(?i)(?:\bnot|n't|\bneither|\bnor)\s+(?:necessarily\s+)?$", before):
-            truths.append(_TRUTHS[match[1].lower()])
-    return truths
-
-
-def choose_truth(response: str) -> tuple[str | None, str]:
-    """Return ("True", "False" or "Unknown", reason); several as "False, True"; None where none is named."""
-    visible = visible_part(response)
-    if visible is None:
-        return None, "the reasoning is not closed"
-    text = visible[-_MAX_TAIL:].strip()
-    whole = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", text).strip("$*`\"'()[]{} .!\n")
-    if whole.lower() in _TRUTHS:
-        return _TRUTHS[whole.lower()], "the whole response"
-    for how, contents in (("Finish", _FINISH.findall(text)), ("box", [box[2] for box in find_boxes(text)][-1:])):
-        if contents:
-            named = [value for content in contents for value in _whole_or_named(content)]
-            return _settle_truth(named, how)
-    anchored = [(match.end(), _TRUTHS[match[1].lower()]) for match in _TRUTH_ANCHOR.finditer(text)]
-    if anchored:
-        last = anchored[-1][0]
-        sentence = text[text.rfind("\n", 0, last) + 1 : last + 30]
-        either = _EITHER.search(sentence)
-        if either:
-            return _settle_truth(_truths(either.group()), "answer phrase")
-        return anchored[-1][1], "answer phrase"
-    lines = [line for line in text.split("\n") if line.strip()]
-    return _settle_truth(
-        _truths(lines[-1]) if lines and _truths(lines[-1]) else _truths(text), "a word that stands alone"
-    )
-
-
-def _whole_or_named(content: str) -> list[str]:
-    word = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", content).strip("$*`\"'() .!").lower()
-    return [_TRUTHS[word]] if word in _TRUTHS else _truths(content)
-
-
-def _settle_truth(found: Sequence[str], how: str) -> tuple[str | None, str]:
-    distinct = sorted(set(found))
-    if not distinct:
-        return None, "none of True, False, Unknown is named"
-    return ", ".join(distinct), how if len(distinct) == 1 else f"{len(distinct)} different answers"
-
-
-def grade_boolean3(prediction: str, gold: str) -> Grade:
-    """Return kind `boolean3`: True, False or Unknown ("Uncertain" is another spelling of Unknown)."""
-    truth = _TRUTHS.get(gold.strip().strip(".").lower())
-    if truth is None:
-        return Grade(None, False, f"the gold '{gold[:40]}' is none of True, False, Unknown")
-    answer, reason = choose_truth(prediction)
-    return Grade(answer, answer == truth, reason)

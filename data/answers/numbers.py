@@ -47,15 +47,23 @@ _IN_TEXT = re.compile(
 )
 _FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*\{-?\d{1,15}\}\s*\{-?\d{1,15}\}")
 _CHANGES = re.compile(r"\\(?:text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
+_DASH = re.compile(r"(?<![\w.,)\]}%])(?<![\w)\]}%]\$)[–—](?=[$€£¥]?\.?\d)")
+# "7 minus 5" and "eggs − 5" are differences: behind a number or a noun neither is a sign.
+_SIGN = re.compile(
+    r"(?i)(^|[\n=(:*]|\b(?:is|are|was|be|equals?|equal to|gets?|gives|yields)\b)([ \t]{0,2})(?:minus[ \t]|−)[ \t]?"
+    r"(?=[$€£¥]?\.?\d)"
+)
+_NEGATIVE = re.compile(r"(?i)(?<![\w-])negative[ \t](?=[$€£¥]?\.?\d)")
 _MAX_TEXT = 4000
 _CENTS_DAYS_WEEKS = "cdw"  # units too where every answer is a number
 _CHAIN = re.compile(r"=(?!=)")
 
 
 def numbers_in(text: str) -> list[tuple[str, PlainNumber]]:
-    """Return (as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers."""
+    """Return (as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers; a
+    sign may be a dash or a word (`–5`, `negative 5`, "is minus 5")."""
     text = _CHANGES.sub(r" \1 ", text[-_MAX_TEXT:]).replace("\\!", "").replace("{,}", ",").replace("\\,", "")
-    text = text.replace("−", "-").replace("**", " ")
+    text = _NEGATIVE.sub("-", _SIGN.sub(r"\1\2-", _DASH.sub("-", text.replace("**", " ")))).replace("−", "-")
     numbers: list[tuple[int, str, PlainNumber]] = []
     for match in _FRACTION.finditer(text):
         number = read_number(re.sub(r"\s", "", match.group()))

@@ -66,7 +66,8 @@ def golds(gold: Gold) -> Sequence[str]:
 
 
 def grade_short_answer(prediction: str, gold: Gold) -> Grade:
-    """Return kind `short_answer`: right where the answer, or what follows "the answer is", equals a gold answer."""
+    """Return kind `short_answer`: right where the answer, or what follows "the answer is" in its sentence or its line,
+    equals a gold answer."""
     accepted = {short_key(one) for one in golds(gold)}
     visible = visible_part(prediction)
     if visible is None:
@@ -74,14 +75,12 @@ def grade_short_answer(prediction: str, gold: Gold) -> Grade:
     if not accepted:
         return Grade(None, False, "there is no gold answer")
     text = visible.strip()[-_MAX_CHARS:]
-    candidates = [text]
-    marked = final_answer(text).text
-    if marked is not None:
-        candidates.append(marked)
+    marked = final_answer(text)
+    candidates = [text, *(one for one in (marked.text, marked.line) if one)]
     for candidate in candidates:
         if short_key(candidate) in accepted:
             return Grade(candidate.strip(), True, "exact match")
     if not any(char.isalnum() for char in text):
         return Grade(None, False, "an empty answer")
-    answer = candidates[-1].strip()
+    answer = (marked.text or text).strip()
     return Grade(answer[:200], False, f"no exact match; token F1 {token_f1(answer, gold):.3f}")

@@ -10,9 +10,10 @@ import pytest
 from espalier.data.answers.answer_parts import tidy, unwrap
 from espalier.data.answers.final_answer import final_answer, find_boxes
 from espalier.data.answers.grading import KINDS, grade_answer
-from espalier.data.answers.letters import choose_letter, choose_truth
+from espalier.data.answers.letters import choose_letter
 from espalier.data.answers.plain_numbers import read_number
 from espalier.data.answers.short_answers import normalise, short_key, token_f1
+from espalier.data.answers.truth_values import choose_truth
 from espalier.data.records import BadInput
 
 DATASETS = Path(os.environ.get("ESPALIER_DATA") or Path(__file__).resolve().parents[4] / "shared" / "datasets")
