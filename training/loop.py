@@ -122,16 +122,20 @@ class Loop:
         asked = ReferenceLogprobs(reference, temperature, self.run_dir)
         try:
             with autocast(self.engine.device, self.config.precision):
-                asked.fill(self._reference_batches)
+                asked.fill(self._reference_batches, min(self.max_steps, self._steps_per_epoch))
         except Stopped:  # there is nothing to save: a file of sums is written whole or not at all
             raise SystemExit(self.stop.exit_code) from None
         self.objective.reference = asked  # type: ignore[attr-defined]
 
-    def _reference_batches(self) -> Iterator[Batch]:
-        """Return this rank's batches of the first epoch, and of an evaluation."""
-        one_epoch = math.ceil(len(self.loader.examples) / self.config.update.batch_size)
-        evaluation = self._evaluation_batches(self.eval_loader) if self.eval_loader is not None else iter(())
-        for step in range(min(self.max_steps, one_epoch)):
+    @property
+    def _steps_per_epoch(self) -> int:
+        return math.ceil(len(self.loader.examples) / self.config.update.batch_size)
+
+    def _reference_batches(self, first: int) -> Iterator[Batch]:
+        """Return this rank's batches of the first epoch from step `first` on, and, from 0 on, of an evaluation."""
+        loader = self.eval_loader if first == 0 else None
+        evaluation = self._evaluation_batches(loader) if loader is not None else iter(())
+        for step in range(first, min(self.max_steps, self._steps_per_epoch)):
             if self.stop.agreed():
                 raise Stopped
             yield from (batch.to(self.engine.device) for batch, _ in self._collate(step))

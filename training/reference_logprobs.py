@@ -52,17 +52,19 @@ class ReferenceLogprobs:
         self.path = folder / FILE
         self.table: dict[str, float] = {}
 
-    def fill(self, batches: Callable[[], Iterable[Batch]]) -> None:
-        """Read the sums back, or compute those of all `batches`; called on every rank, with batches of its own."""
+    def fill(self, batches: Callable[[int], Iterable[Batch]], num_steps: int) -> None:
+        """Read the sums back, and compute those that are missing of `num_steps` steps; called on every rank.
+        `batches`: from a step on, this rank's own."""
         digest = weights_digest(self.model)
-        if not self._read(digest):
-            for batch in batches():
+        first = self._read(digest)
+        if first < num_steps:
+            for batch in batches(first):
                 for part in (batch, batch.mismatched):
                     if part is not None:
                         self._add(part)
             for table in gather_over_ranks(self.table):
                 self.table = table | self.table
-            self._write(digest)
+            self._write(digest, num_steps)
         log.info("the reference's log-probs of %d rows are in %s", len(self.table), self.path)
         self.model = None
 
@@ -72,23 +74,25 @@ class ReferenceLogprobs:
         for key, value in zip(batch.row_keys, sums.tolist(), strict=True):
             self.table.setdefault(key, value)
 
-    def _read(self, digest: str) -> bool:
-        """Say whether the file is there and of this reference; it is written whole or not at all."""
+    def _read(self, digest: str) -> int:
+        """Return how many steps the file holds of this reference, 0 where there is none; it is written whole or not at
+        all."""
         if not self.path.is_file():
-            return False
+            return 0
         stored = json.loads(self.path.read_text())
         if (stored["reference"], stored["temperature"]) != (digest, self.temperature):
             log.warning("%s is of another reference and computed again", self.path)
-            return False
+            return 0
         self.table = stored["sums"]
-        return True
+        return int(stored.get("steps", 0))  # a file of before does not say
 
-    def _write(self, digest: str) -> None:
+    def _write(self, digest: str, num_steps: int) -> None:
         if not is_main_rank():
             return
         partial = self.path.with_suffix(".partial")
         with partial.open("w") as file:
-            json.dump({"reference": digest, "temperature": self.temperature, "sums": self.table}, file)
+            stored = {"reference": digest, "temperature": self.temperature, "steps": num_steps, "sums": self.table}
+            json.dump(stored, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path)

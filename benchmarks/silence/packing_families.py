@@ -234,7 +234,7 @@ def _scored(
 def _reference(folder: Path, reference: Any, batch: Any, old: Any) -> float:
     """Return difference of the sums that are computed once and kept."""
     asked = ReferenceLogprobs(reference, 1.0, folder)
-    asked.fill(lambda: [batch])
+    asked.fill(lambda _: [batch], 1)
     ends = batch.target_rows.bincount().tolist()
     rows = _rows_of(batch)
     truth = [_logprobs_alone(old, row)[-size:].sum() for row, size in zip(rows, ends, strict=True)]

@@ -195,6 +195,36 @@ def test_a_reference_asked_once_trains_as_one_asked_in_every_step(kind: str, tin
         torch.testing.assert_close(ends[1][1][name], value, rtol=1e-3, atol=1e-4)
 
 
+def test_a_longer_run_asks_the_reference_only_for_the_steps_that_are_missing(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Batch] = []
+    others = [PairExample(f"e{i}", tokens(i + 7, 3), tokens(i + 20, 3), tokens(i + 30, 4)) for i in range(4)]
+    add = ReferenceLogprobs._add
+    monkeypatch.setattr(ReferenceLogprobs, "_add", lambda self, batch: asked.append(batch) or add(self, batch))
+
+    def train(name: str, max_steps: int) -> dict[str, Any]:
+        asked.clear()
+        (tmp_path / name).mkdir(exist_ok=True)
+        how = {"max_steps": max_steps, "save_every": 1, "reference_logprobs": "precomputed"}
+        loop = make_loop(tiny_policy, tmp_path / name, "dpo", **how)
+        loop.eval_loader = Loader(others, 8, 4, 0)
+        loop.run()
+        found: dict[str, Any] = json.loads((tmp_path / name / FILE).read_text())
+        return found
+
+    want = train("whole", 5)  # more than an epoch of 3 steps
+    assert len(asked) == 3 * 2 + 1
+    assert train("parted", 2)["steps"] == 2
+    assert len(asked) == 2 * 2 + 1
+    assert train("parted", 5) == want
+    assert len(asked) == 2, "the third step"
+    del want["steps"]
+    (tmp_path / "parted" / FILE).write_text(json.dumps(want))  # as an earlier version wrote it
+    assert train("parted", 6)["sums"] == want["sums"]
+    assert len(asked) == 3 * 2 + 1
+
+
 @pytest.mark.parametrize("call", [2, 8])  # 6 micro-batches of an epoch, then those of the evaluation
 def test_a_signal_while_the_reference_reads_ends_the_run_with_143(
     call: int, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
