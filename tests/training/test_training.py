@@ -419,6 +419,16 @@ def test_the_baseline_of_kto_is_one_number_for_the_whole_step(tiny_policy: Path,
     assert found[0][0] == max(0.0, found[0][2]) > 0
 
 
+def test_a_baseline_of_kto_that_is_not_a_number_stops_the_run(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mean in (math.nan, math.inf, -math.inf):
+        loop = make_loop(tiny_policy, tmp_path, "kto")
+        monkeypatch.setattr(loop.objective, "measure", lambda model, batch, mean=mean: (mean, 4.0))
+        with pytest.raises(NotFinite, match="step 1: the loss is nan: examples o"):
+            loop.train_step(0)
+
+
 def test_the_baseline_of_kto_in_evaluation_is_that_of_all_its_examples(tiny_policy: Path, tmp_path: Path) -> None:
     loop = make_loop(tiny_policy, tmp_path, "kto")
     measured = [

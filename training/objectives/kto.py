@@ -12,6 +12,7 @@ between 0 and 1 mixes both losses by its value. Where one side is rarer, weigh i
 desirable_weight * desirable / (undesirable_weight * undesirable) in [1, 4/3].
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ class KahnemanTversky:
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards beta * r of both sides and the margin of their means, the accuracy of r > z0, and how
         well sigmoid(beta (r - z0)) is calibrated as the probability that a response is desirable."""
-        baseline = max(0.0, self.step_mean)
+        baseline = max(0.0, self.step_mean) if math.isfinite(self.step_mean) else math.nan  # max makes 0 of it
         ratios = log_ratios(model, self.reference, batch, self.temperature)
         weights = (self.desirable_weight, self.undesirable_weight)
         losses = kto_losses(ratios, batch.values, baseline, self.beta, weights)
