@@ -51,7 +51,7 @@ def evaluate_one(config: SampleConfig, checkpoint: PolicyCheckpoint) -> int:
 
 def evaluate_all(config: SampleConfig, checkpoints: list[PolicyCheckpoint]) -> int:
     """Run each in a process of its own; then print the table of all. 1 if one failed."""
-    asked = asked_inputs(config, build(config.requests), build(config.task))
+    asked = asked_inputs(config, build(config.requests), build(config.task), may_lack_problems=True)
     failed = run_each(
         checkpoints,
         lambda checkpoint: is_evaluated(config, checkpoint, asked),

@@ -18,6 +18,7 @@ from espalier.data.records import BadInput
 from espalier.rl.memory_of_run import rl_setup, window_of
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.placement import visible_gpus
 from espalier.training.memory_of_run import device_bytes, micro_batch_of
 from espalier.training.memory_plan import GIB
 
@@ -53,11 +54,17 @@ def _num_engines(config: RLConfig, has_server: bool) -> int:
     """Return how many of the policy's engines have the GPU of the learner, the first one: a server that is started, or
     a client's own, all of them where they see all GPUs, else one; 0 where they have others, or are not the run's."""
     if has_server:
-        devices = str(config.server.get("devices") or "0").split(",")
-        return int("0" in devices)
-    if "base_url" in config.client or not _is_here(config.client):
+        devices = str(config.server.get("devices") or "")
+        return int(not devices or first_gpu() in devices.split(","))
+    on_ray = str(config.client.get("_target_", "")).endswith(".RayEngines")
+    if "base_url" in config.client or on_ray or not _is_here(config.client):
         return 0
     return int(config.client.get("num_engines", 1)) if config.client.get("gpus_each", 1) == 0 else 1
+
+
+def first_gpu() -> str:
+    """Return the learner's, as CUDA_VISIBLE_DEVICES names it; "0" where there is none."""
+    return next(iter(visible_gpus()), "0")
 
 
 def _is_here(client: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ prompt, and an end token is written behind them, as TRL does.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from espalier.data.prompts import encode_text, write_chat
@@ -269,8 +270,10 @@ def learnt_tokens(turns: Sequence[Turn], tokenizer: Any, num_asked: int = 0) -> 
         )
         own = [turn for turn in turns[num_asked:] if turn["role"] == "assistant"]
         _check_is_written(tokenizer, [], own, "", write_chat(tokenizer, list(turns), asks=False))
-        num_own = sum(turn["role"] == "assistant" for turn in turns[:num_asked])
-        tokens = LearntTokens(list(found["input_ids"]), _without_runs(found["assistant_masks"], num_own))
+        mask = [bool(one) for one in found["assistant_masks"]]
+        num_before = _num_marked(turns[:num_asked], tokenizer)
+        learnt = [one and number > num_before for one, number in zip(mask, accumulate(mask), strict=True)]
+        tokens = LearntTokens(list(found["input_ids"]), learnt)
     else:
         tokens = _by_turns(turns, tokenizer, num_asked)
     if not any(tokens.is_learnt):
@@ -278,13 +281,14 @@ def learnt_tokens(turns: Sequence[Turn], tokenizer: Any, num_asked: int = 0) -> 
     return tokens
 
 
-def _without_runs(mask: Sequence[int], num: int) -> list[bool]:
-    """Return a mask without its first `num` unbroken runs."""
-    kept, number = [], 0
-    for place, one in enumerate(mask):
-        number += bool(one) and (place == 0 or not mask[place - 1])
-        kept.append(bool(one) and number > num)
-    return kept
+def _num_marked(turns: Sequence[Turn], tokenizer: Any) -> int:
+    """Count the tokens that the template marks in the beginning of a conversation."""
+    if not any(turn["role"] == "assistant" for turn in turns):
+        return 0
+    found = tokenizer.apply_chat_template(
+        list(turns), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    return sum(map(bool, found["assistant_masks"]))
 
 
 def _by_turns(turns: Sequence[Turn], tokenizer: Any, num_asked: int) -> LearntTokens:

@@ -127,6 +127,7 @@ class State:
     """token ids of the steps"""
     gold: Gold
     num_options: int = 0
+    passage_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

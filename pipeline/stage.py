@@ -198,6 +198,6 @@ def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict
         if output.is_dir() and not any(output.iterdir()):
             raise BadInput(f"{output}: is an empty folder: name a file that does not exist yet as output, or remove it")
         return  # killed between the output's rename and its provenance: the output is complete
-    difference = same_origin(json.loads(meta_path.read_text()), config, inputs)
+    difference = same_origin(json.loads(meta_path.read_text()), config, inputs, ignore=("client",))
     if difference:
         raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")

@@ -112,8 +112,7 @@ def passes_per_step(config: RLConfig, num_ranks: int) -> int:
     own = _own_rows(config, num_ranks)
     if not config.update.micro_batch_tokens:
         return math.ceil(own / config.update.micro_batch_size)
-    window = window_of(config)
-    return math.ceil(own * window / max(window, config.update.micro_batch_tokens))  # a row is never parted
+    return math.ceil(own / max(1, config.update.micro_batch_tokens // window_of(config)))  # a row is never parted
 
 
 def _own_rows(config: RLConfig, num_ranks: int) -> int:

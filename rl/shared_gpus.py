@@ -50,9 +50,10 @@ def _options(client: Any, server: "VLLMServer | None") -> dict[str, Any]:
 
 def _remedy(num_gpus: int, num_ranks: int, each: int) -> str:
     """Return settings that give engines of `each` GPUs those that no rank has, else settings by which both take
-    turns."""
+    turns. Other options of a server's engine are the client's then (`server.options.X` is `client.options.X`)."""
     engines = (num_gpus - num_ranks) // each
+    parts = f" +client.options.tensor_parallel_size={each}" if each > 1 else ""
     if not engines:
-        return f"layout=one_gpu client.num_engines={max(1, num_ranks // each)}: they then take turns"
+        return f"layout=one_gpu client.num_engines={max(1, num_ranks // each)}{parts}: they then take turns"
     free = ",".join(map(str, range(num_ranks, num_ranks + engines * each)))
-    return f"client=data_parallel_engines server=none client.num_engines={engines} client.gpus=[{free}]"
+    return f"client=data_parallel_engines server=none client.num_engines={engines} client.gpus=[{free}]{parts}"

@@ -237,7 +237,9 @@ def make_client(config: RLConfig) -> "tuple[VLLMServer | None, RLClient]":
     """Return (the server that the run starts, None where it has none of its own; who is asked). Raises BadConfig where
     the two are no pair that takes new weights."""
     # server=none is a node without a component
-    server: VLLMServer | None = build(config.server) if config.server and "_target_" in config.server else None
+    server: VLLMServer | None = (
+        build(config.server, seed=config.seed) if config.server and "_target_" in config.server else None
+    )
     client: RLClient = build(config.client, seed=config.seed)
     check_client(client, server)
     if config.engine.sleeps:

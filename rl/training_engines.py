@@ -15,8 +15,8 @@ from espalier.runtime.schemas import RLConfig
 from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks, cuts_weights, loading
 from espalier.training.engine import Engine, TorchEngine
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_RENAMED = ("mixtral", "minimax")
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_RENAMED = ("mixtral", "minimax", "minimax_m2", "phimoe")
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
 
 

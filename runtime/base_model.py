@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.fingerprints import model_fingerprint, same_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint, same_weights
 from espalier.runtime.run_dir import stored_config
 
 FILE = "base.json"
@@ -43,5 +43,5 @@ def check_base(trained_on: str, path: str, what: Path) -> None:
     """Raise BadConfig where another model stands at `path` than `what` was trained on; where either has no fingerprint
     nothing can be said."""
     now = model_fingerprint(path)
-    if trained_on and now and not same_fingerprint(trained_on, now):
+    if trained_on and now and not same_weights(trained_on, now):
         raise BadConfig(f"{what} was trained on another model than stands at {path} now: put that one back")

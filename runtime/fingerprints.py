@@ -7,31 +7,44 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_WEIGHTS = ("*.safetensors", "*.bin", "reference/*.safetensors", "reference/*.bin")
-_SETTINGS = ("config.json", "log_ratio_reward.json", "adapter_config.json", "generation_config.json")
+_WEIGHTS = tuple(f"{part}{kind}" for part in ("", "reference/")
+                 for kind in ("*.safetensors", "pytorch_model*.bin", "adapter_model*.bin"))  # fmt: skip
+_SETTINGS = ("log_ratio_reward.json", "adapter_config.json", "generation_config.json")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model",
               "*.tiktoken", "tekken.json", "chat_template*", "additional_chat_templates/*")  # fmt: skip
+_BESIDE = ("reference/*.safetensors", "reference/*.bin")
 _PIECE, _FEWEST, _APART = 4096, 64, 1 << 24
 
 
 def model_fingerprint(path: str) -> str:
-    """Return `BEGINNINGS:PIECES`, two hashes of a model folder; "" for a hub name, and where there are no weights.
+    """Return `BEGINNINGS:WEIGHTS:SETTINGS`, three hashes of a model folder; "" for a hub name, and where there are no
+    weights.
 
     The first, all that earlier versions stored, is of its config and of every weight file's size, first and last MiB;
-    of a reward model of two policies both count, and its scale. The second is of every weight file's size and of pieces
-    of 4 KiB all over it (one in 16 MiB, 64 at least), and of the files of its settings and its tokenizer. Whole weights
-    would take minutes at full size. A manifest is not read: a copy without it is the same model.
+    of a reward model of two policies both count, and its scale. The second is of its config, of every weight file's
+    size and of pieces of 4 KiB all over it (one in 16 MiB, 64 at least), the third of the other settings' files and of
+    the tokenizer's. Whole weights would take minutes at full size. A manifest is not read: a copy without it is the
+    same model.
     """
-    kinds = ("*.safetensors", "*.bin", "config.json", "log_ratio_reward.json", *_WEIGHTS[2:])
+    kinds = ("*.safetensors", "*.bin", "config.json", "log_ratio_reward.json", *_BESIDE)
     folder = Path(path)
     beginnings = _fingerprint([file for kind in kinds for file in sorted(folder.glob(kind))])
-    return f"{beginnings}:{_pieces(folder)}" if beginnings else ""
+    if not beginnings:
+        return ""
+    return f"{beginnings}:{_pieces(folder, ('config.json',), _WEIGHTS)}:{_pieces(folder, (*_SETTINGS, *_TOKENIZER))}"
 
 
 def same_fingerprint(one: str, other: str) -> bool:
     """Say whether two fingerprints are of the same; of one that an earlier version stored as much as it says is
     compared."""
     return all(mine == its for mine, its in zip(one.split(":"), other.split(":"), strict=False))
+
+
+def same_weights(one: str, other: str) -> bool:
+    """Say whether two fingerprints are of the same network, whatever its tokenizer and its other settings are."""
+    mine, its = one.split(":"), other.split(":")
+    place = min(1, len(mine) - 1, len(its) - 1)
+    return mine[place] == its[place]
 
 
 def input_fingerprints(config: Any) -> dict[str, str]:
@@ -62,9 +75,9 @@ def changed_input(stored: dict[str, str], mine: dict[str, str]) -> str:
     return next((path for path, digest in mine.items() if not same_fingerprint(stored.get(path, digest), digest)), "")
 
 
-def _pieces(folder: Path) -> str:
+def _pieces(folder: Path, whole: Iterable[str], sampled: Iterable[str] = ()) -> str:
     digest = hashlib.sha256()
-    for kinds, is_whole in ((_WEIGHTS, False), ((*_SETTINGS, *_TOKENIZER), True)):
+    for kinds, is_whole in ((sampled, False), (whole, True)):
         for file in sorted({file for kind in kinds for file in folder.glob(kind) if file.is_file()}):
             size = file.stat().st_size
             digest.update(f"{file.relative_to(folder)}:{size}:".encode())

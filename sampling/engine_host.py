@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from espalier.runtime.fingerprints import model_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint, same_weights
 from espalier.runtime.ray_cluster import node_address
 from espalier.sampling.child_process import ChildProcess, engine_environment
 from espalier.sampling.client import ServerGone
@@ -49,7 +49,7 @@ class EngineHost:
         `fingerprint` says ("" of a hub name), or nobody came within `seconds`."""
         if not Path(model).is_dir() and os.path.isabs(model):
             return f"there is no folder {model} on this node: put models where every node sees them"
-        if fingerprint and model_fingerprint(model) != fingerprint:
+        if fingerprint and not same_weights(model_fingerprint(model), fingerprint):
             return f"{model} is another model on this node than where the program runs: put the same one there"
         try:
             async with asyncio.timeout(seconds):

@@ -7,7 +7,7 @@ from pathlib import Path
 from espalier.data.records import BadInput, State
 from espalier.data.steps import Decode
 from espalier.data.token_text import added_text
-from espalier.runtime.fingerprints import model_fingerprint, same_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint, same_weights
 from espalier.runtime.stored_provenance import read_meta, sampled_by
 from espalier.sampling.client import SampleRequest
 
@@ -50,7 +50,7 @@ def is_same_model(model: str, policy: str) -> bool | None:
     if not (Path(model).is_dir() and Path(policy).is_dir()):
         return None
     one, other = model_fingerprint(model), model_fingerprint(policy)
-    return same_fingerprint(one, other) if one and other else None
+    return same_weights(one, other) if one and other else None
 
 
 def choose_served(served: Mapping[str, str], policy: str, url: str) -> str:
@@ -98,7 +98,7 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
         if origin is None:
             continue
         is_known = origin.weights and fingerprint
-        is_same = same_fingerprint(origin.weights, fingerprint) if is_known else Path(origin.policy) == Path(policy)
+        is_same = same_weights(origin.weights, fingerprint) if is_known else Path(origin.policy) == Path(policy)
         if not is_same:
             now = "" if origin.policy != policy else ", which has changed since"
             remedy = "set policy= to that, or requests.is_of_any_policy=true to complete them with another policy"

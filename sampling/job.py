@@ -42,6 +42,7 @@ from espalier.sampling.job_record import (
     asked_inputs,
     count_output,
     is_job_finished,
+    read_stored,
     stored_record,
     tokens_before_this_part,
     with_part,
@@ -87,7 +88,8 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     meta_path = output.with_suffix(".meta.json")
     task, source = build(config.task), build(config.requests)
     params: SamplingParams = build(config.params)
-    inputs = asked_inputs(config, source, task) | {config.policy: model_fingerprint(config.policy)}
+    is_finished = is_job_finished(read_stored(meta_path), config.max_failed_share)
+    inputs = asked_inputs(config, source, task, is_finished) | {config.policy: model_fingerprint(config.policy)}
     stored = stored_record(output, meta_path, config, inputs)
     if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
@@ -201,7 +203,7 @@ def open_client(
             check_model(config.server["model"])
             check_started(config.server["model"], config.policy, "server.model")
             log.info("starting a vLLM server for %s", config.server["model"])
-            server = stack.enter_context(build(config.server))
+            server = stack.enter_context(build(config.server, seed=config.seed))
             log.info("the server answers at %s", server.base_url)
             client_arguments["base_url"] = server.base_url
             check_server = server.check

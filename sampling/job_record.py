@@ -8,6 +8,7 @@ the last start and of the rows before it (`tokens_before_this_part`). `seconds`,
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from espalier.runtime.run_dir import same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.requests import AsksProblems, RequestSource
 from espalier.sampling.runner import Tally
+
+log = logging.getLogger("sample")
 
 MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
 
@@ -62,9 +65,12 @@ def tokens_before_this_part(output: Path, meta: Mapping[str, Any]) -> int:
     return max(int(meta["sampling_tokens"]), in_rows)
 
 
-def asked_inputs(config: SampleConfig, source: RequestSource, task: Task) -> dict[str, str]:
+def asked_inputs(
+    config: SampleConfig, source: RequestSource, task: Task, may_lack_problems: bool = False
+) -> dict[str, str]:
     """Return the hashes of all that is asked by and about: files, what a search reads, and, where the task reads its
-    problems, those that are asked. Raises BadInput where a file is missing."""
+    problems, those that are asked. Raises BadInput where a file is missing. `may_lack_problems`: of what is finished,
+    which needs no problem any more: a line says where they cannot be read."""
     template = getattr(task, "template", None)
     paths = [*source.inputs(), *(template.files() if template is not None else [])]
     missing = [path for path in paths if not Path(path).is_file()]
@@ -72,7 +78,12 @@ def asked_inputs(config: SampleConfig, source: RequestSource, task: Task) -> dic
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | input_fingerprints(config.search or {})
     if isinstance(source, AsksProblems) and isinstance(task, ReadsProblems):
-        inputs[f"{task.name}/{source.split}"] = problems_digest(source.asked_problems(task))
+        try:
+            inputs[f"{task.name}/{source.split}"] = problems_digest(source.asked_problems(task))
+        except BadInput as error:
+            if not may_lack_problems:
+                raise
+            log.warning("whether the problems are still those that were asked is not known: %s", error)
     return inputs
 
 
@@ -80,6 +91,12 @@ def problems_digest(problems: Sequence[Problem]) -> str:
     """Return a hash of what is asked and what is right, in whatever order: rows are found by id."""
     rows = sorted(json.dumps([row.id, passage(row), row.question, row.options, row.gold]) for row in problems)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def read_stored(meta_path: Path) -> dict[str, Any]:
+    """Return the provenance that stands there, {} where none does."""
+    found: dict[str, Any] = json.loads(meta_path.read_text()) if meta_path.is_file() else {}
+    return found
 
 
 def stored_record(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:

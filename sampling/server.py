@@ -62,7 +62,8 @@ class VLLMServer(ChildProcess):
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
     the development endpoints that take new weights (loopback only), and loads `sampling.weight_receipt`.
     `kv_cache_gib` and `num_threads` (from `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs
-    it may see, as CUDA_VISIBLE_DEVICES names them ("4,5"; empty: all that this program sees).
+    it may see, as CUDA_VISIBLE_DEVICES names them ("4,5"; empty: all that this program sees). `seed`: of what it
+    draws for requests without one of their own.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class VLLMServer(ChildProcess):
         options: dict[str, Any] | None = None,
         devices: str = "",
         first_core: int = 0,
+        seed: int = 0,
     ):
         super().__init__("the vLLM server", log)
         self.model = model
@@ -93,6 +95,7 @@ class VLLMServer(ChildProcess):
         self.max_model_len = int(own) if own.isdecimal() else None  # vLLM's auto, 16k and the like
         self.devices = devices
         self.first_core = first_core
+        self.seed = seed
         self.host = "127.0.0.1"
 
     @cached_property
@@ -113,6 +116,7 @@ class VLLMServer(ChildProcess):
             "port": self.port,
             # how much of a prompt came from the prefix cache
             **({"enable_prompt_tokens_details": True} if self.has_controls else {}),
+            "seed": self.seed,
             **engine_arguments(self.model, self.dtype, self.max_model_len, self.options, self.has_controls),
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -203,8 +207,9 @@ def main(config: SampleConfig) -> int:
         raise BadInput(f"{config.policy}: no such model folder: check the path")
     if "_target_" not in (config.server or {}):
         raise BadInput("server=none: choose a server to start (server=own)")
-    build(config.task).problems(config.requests["split"])
-    with build(config.server) as server:
+    if "split" in config.requests:  # a file of states or trajectories says itself what is asked
+        build(config.task).problems(config.requests["split"])
+    with build(config.server, seed=config.seed) as server:
         print(server.base_url, flush=True)
         while server.is_alive():
             time.sleep(0.2)

@@ -80,7 +80,6 @@ fits cut run_stage.py values/cut_states
 fits score run_stage.py prm/score_steps
 fits prm trainer_base_ds_mul.py "${exp:-exp/reward/step_values}"
 mkdir -p "$out"
-printf '{"task": "%s", "max_length": "%s"}\n' "$task" "$max_length" >"$out/settings.json"  # scripts/preferences.sh goes on by it
 
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
@@ -98,6 +97,7 @@ if [[ $pilot != 0 ]]; then
   exit 0
 fi
 stage sample_trajectories "${sampling[@]}" pilot=0
+printf '{"task": "%s", "max_length": "%s"}\n' "$task" "$max_length" >"$out/settings.json"  # scripts/preferences.sh goes on by it
 if [[ $steps == cut_points ]]; then
   stage split_steps "$python" run_stage.py -cn values/split_steps input="$sampled" output="$out/trajectories.jsonl" \
     stage.policy="$policy" stage.threshold="$cut_threshold" stage.cut_points_per_segment="$cuts_per_step"

@@ -41,6 +41,7 @@ def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
                 prefix_ids=trajectory.response_ids[:end],
                 gold=trajectory.gold,
                 num_options=trajectory.num_options,
+                passage_id=trajectory.passage_id,
             )
         )
     return states
@@ -132,4 +133,5 @@ def finished(state: State, completion: Completion) -> Trajectory:
         answer=completion.answer,
         is_correct=completion.is_correct,
         num_options=state.num_options,
+        passage_id=state.passage_id,
     )

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from espalier.data.records import BadInput, StepValues, Trajectory
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.models.tokenizer_checks import check_reads_ids
-from espalier.runtime.fingerprints import model_fingerprint, same_fingerprint
+from espalier.runtime.fingerprints import model_fingerprint, same_weights
 from espalier.runtime.stored_provenance import sampled_by
 
 
@@ -60,7 +60,7 @@ def check_sampler(path: str | Path, folder: str, temperature: float) -> None:
     if origin is None:
         return
     weights = model_fingerprint(folder)
-    if origin.weights and weights and not same_fingerprint(origin.weights, weights):
+    if origin.weights and weights and not same_weights(origin.weights, weights):
         raise BadInput(f"{path} was sampled by {origin.policy}, and {folder} has other weights: name the samples of "
                        "that policy, or the policy of these samples")  # fmt: skip
     if origin.temperature is not None and abs(origin.temperature - temperature) > 1e-9:

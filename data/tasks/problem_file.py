@@ -26,7 +26,7 @@ from espalier.data.tasks.verifiable import GOLDS, read_question
 
 log = logging.getLogger(__name__)
 _QUESTIONS = ("question", "prompt", "problem")
-_MORE = ("info", "context", "options")
+_MORE = ("info", "context", "options", "passage_id")
 _MARKED = re.compile(r"^####(.*)$", re.MULTILINE)
 
 

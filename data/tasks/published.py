@@ -13,6 +13,7 @@ row keeps its number. Rows that stand twice are kept: `problems/list_problems` c
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,9 +31,24 @@ from espalier.data.tables import read_hub_rows, read_parquet_rows
 log = logging.getLogger(__name__)
 
 # A gold to read an answer by where the problem has none, for the kinds that do not take any text.
+_MOST_SHARE, _MOST_ROWS = 0.25, 20  # of the problems of a split, that have one context and count as of one passage
 _STAND_INS = {"choice": "A", "boolean3": "True"}
 _SPLIT = re.compile(r"[A-Za-z0-9][\w-]*")
 Rows = tuple[list[Problem], list[RejectedRow]]
+
+
+def without_common_passages(read: Sequence[Problem | str], place: str) -> list[Problem | str]:
+    """Return problems, of which those whose passage more than `_MOST_SHARE` of them have stand for themselves: an
+    instruction or a table that all share would leave nothing to split."""
+    counts = Counter(one.passage_id for one in read if isinstance(one, Problem) and one.passage_id)
+    common = {name for name, number in counts.items() if number > max(_MOST_ROWS, _MOST_SHARE * len(read))}
+    if not common:
+        return list(read)
+    log.warning("%s: %d problems have one context, more than a quarter of them: it is taken for an instruction, and "
+                "splits part them (give rows a passage_id to keep them together)", place,
+                max(counts[name] for name in common))  # fmt: skip
+    return [replace(one, passage_id="") if isinstance(one, Problem) and one.passage_id in common
+            and one.passage_id == passage_key(one.context) else one for one in read]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ class PublishedTask:
         problems: list[Problem] = []
         rejected: list[RejectedRow] = []
         taken: set[str] = set()
-        read = [self._read_problem(row) for row in rows]
+        read = without_common_passages([self._read_problem(row) for row in rows], f"{self.name}/{split}")
         has_golds = any(isinstance(problem, Problem) and problem.gold for problem in read)
         for index, (row, problem) in enumerate(zip(rows, read, strict=True)):
             try:

@@ -114,6 +114,26 @@ def test_a_template_that_drops_the_thoughts_of_what_is_learnt_is_refused(is_mark
     assert any(learnt_tokens(example, chat, num_asked=4).is_learnt), "what only the prompt holds is not learnt"
 
 
+def test_of_a_marked_template_the_last_turn_is_learnt_however_it_marks_the_others(chat: Any) -> None:
+    """Each turn in two runs, or the last turn alone."""
+    begins, mark, ends = "{% for m in messages %}{{ m['role'] + ': ' }}", "{% generation %}", "{% endgeneration %}"
+    rest = "{% else %}{{ m['content'] }}{% endif %}{{ '\n' }}{% endfor %}"
+    written = f"{mark}{{{{ m['content'] + '<|im_end|>' }}}}{ends}"
+    in_two = (
+        f"{mark}{{{{ m['content'][:1] }}}}{ends}{{{{ '\n' }}}}{mark}{{{{ m['content'][1:] + '<|im_end|>' }}}}{ends}"
+    )
+    asked = {"role": "user", "content": "How much?"}
+    one, two = ({"role": "assistant", "content": content} for content in ("one", "two"))
+    for template in (
+        f"{begins}{{% if m['role'] == 'assistant' %}}{in_two}{rest}",
+        f"{begins}{{% if m['role'] == 'assistant' and loop.last %}}{written}{rest}",
+    ):
+        chat.chat_template = template
+        found = learnt_tokens([asked, one, asked, two], chat, num_asked=3)
+        ids = [token for token, is_learnt in zip(found.ids, found.is_learnt, strict=True) if is_learnt]
+        assert chat.decode(ids).replace(" ", "") == "two<|im_end|>"
+
+
 def test_thoughts_that_the_prompt_opens_are_learnt_whatever_their_white_space(chat: Any) -> None:
     chat.chat_template = OPENS_THOUGHTS
     prompt, good, bad = TURNS[:2], thought("2 and 3 make five."), thought("2 and 3 make six.")

@@ -10,7 +10,7 @@ import pytest
 from espalier.data.examples.outcome_examples import TrajectoryOutcomeExamples
 from espalier.data.examples.token_examples import PreferenceExamples, is_held_out
 from espalier.data.jsonl import write_records
-from espalier.data.records import StepScores, StepValues, Trajectory
+from espalier.data.records import Completion, StepScores, StepValues, Trajectory
 from espalier.data.solutions_to_verify import read_solutions
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.pipeline.pairs.build_preferences import OutcomePreferences, PartialPreferences, StepPreferences
@@ -22,7 +22,7 @@ from espalier.sampling.client import Sample, SampleRequest
 from espalier.sampling.requests import make_trajectory
 from espalier.search.methods.tree_inference import TreeInference
 from espalier.search.scorers.random_scorer import RandomScorer
-from espalier.values.monte_carlo import Count
+from espalier.values.monte_carlo import Count, finished, states_of
 from espalier.values.step_values import counted, step_values
 from espalier.values.tree_values import response_nodes, tree_response, tree_step_values
 from tests.support.search_cases import SOLUTIONS as TABLE
@@ -60,6 +60,14 @@ def context(tmp_path: Path) -> StageContext:
 
 def problems_of(passages: set[str]) -> set[str]:
     return {f"p{problem}" for problem in range(36) if PASSAGES[problem // 3] in passages}
+
+
+def test_a_state_and_what_is_sampled_from_it_are_of_the_problems_passage() -> None:
+    row = replace(solution(4, 0), passage_id="story-1")
+    states = states_of(row)
+    assert {state.passage_id for state in states} == {"story-1"}
+    completion = Completion(f"{states[0].id}/0", states[0].id, row.problem_id, "x", [7], "stop", None, False)
+    assert finished(states[0], completion).passage_id == "story-1"
 
 
 @pytest.mark.parametrize("kind", ["outcome", "step", "partial"])

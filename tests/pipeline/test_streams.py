@@ -229,14 +229,16 @@ OF_ALL_ROWS = {
 }
 """SHA-256 of what the stages wrote of these shuffled rows when they read whole files into memory; `accuracy` of
 evaluate_reward_model and, of evaluate and evaluate_prm_benchmarks, what a step's index alone would choose have come
-since, beside numbers that are the same; so have an empty `problem_id` and `judged` of demonstrations, `by_n` of
+since, beside numbers that are the same; so have an empty `passage_id`, which is left
+out here, an empty `problem_id` and `judged` of demonstrations, `by_n` of
 evaluate with its table, and what label_signal says of the scale of labels"""
 
 
 def test_shuffled_rows_give_the_bytes_that_reading_all_of_them_at_once_gave(tmp_path: Path) -> None:
     made = stages(make_files(tmp_path, 40, is_shuffled=True))
     written = {name: run(stage, path, tmp_path / "out" / name) for name, (stage, path) in made.items()}
-    assert {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in written.items()} == OF_ALL_ROWS
+    rows = {name: path.read_bytes().replace(b',"passage_id":""', b"") for name, path in written.items()}
+    assert {name: hashlib.sha256(found).hexdigest()[:16] for name, found in rows.items()} == OF_ALL_ROWS
 
 
 # Stages that draw, pair or compare so much that tracing their memory takes long.

@@ -26,6 +26,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, PreferencePair, Problem
 from espalier.data.sources import Row
+from espalier.data.splits import passage_key
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.pairs.import_preferences import ImportPreferences
@@ -166,7 +167,9 @@ def prompts(folder: Path, *rows: dict[str, Any], kind: str = "short_answer") -> 
 def test_a_row_of_prompts_asks_its_prompt_and_keeps_what_a_problem_has(tmp_path: Path) -> None:
     more: dict[str, Any] = {"options": ["4", "5"], "context": "Sums.", "info": {"subject": "sums"}}
     row = {"prompt": "What is 2+3?", "problem": "arithmetic", "messages": user("?"), "answer": "B", "id": "a", **more}
-    assert prompts(tmp_path, row, kind="choice") == [Problem("a", "What is 2+3?", "B", **more)]
+    assert prompts(tmp_path, row, kind="choice") == [
+        Problem("a", "What is 2+3?", "B", **more, passage_id=passage_key("Sums."))
+    ]
 
 
 def test_a_plain_prompt_is_put_to_the_model_as_it_stands(model: str, tmp_path: Path) -> None:

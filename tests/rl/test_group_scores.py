@@ -290,6 +290,10 @@ def test_batches_that_are_drawn_ahead_are_completed_while_the_policy_is_trained(
             groups = source(iteration)
             context = replace(vineppo_context(source, loop), policy_version=iteration)
             estimate_with(estimator, groups, context)
+            end = time.monotonic() + 10
+            while iteration == 0 and not source.sampler.begun.waiting_tokens:
+                assert time.monotonic() < end, "no completion of the next batch comes before this one is trained on"
+                time.sleep(0.005)
             rows.append(source.value(context.num_completion_tokens))
             assert client.problems_of_states(iteration) == {group.problem.id for group in groups}
             end = time.monotonic() + 10

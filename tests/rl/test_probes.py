@@ -366,7 +366,7 @@ def test_canaries_leave_room_in_the_engines_window_for_a_token(tmp_path: Path) -
 
 
 def test_a_server_that_does_not_say_what_it_had_cached_is_named_once(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, tiny_policy: Path
 ) -> None:
     class Silent(FakeEngine):
         async def stamp(self, version: str) -> None: ...
@@ -377,7 +377,7 @@ def test_a_server_that_does_not_say_what_it_had_cached_is_named_once(
         async def cached_tokens(self, ids: list[int]) -> int | None:
             return None
 
-    sync = WeightSync(Silent(tmp_path))
+    sync = WeightSync(Silent(tiny_policy))
     sync.canaries = [Canary([7, 8, 9], 2)]
     with caplog.at_level(logging.WARNING):
         assert [set(asyncio.run(sync._cached()).values()) for _ in range(2)] == [{0}, {0}]
@@ -396,7 +396,10 @@ def test_no_delivery_is_proven_by_canaries_without_a_response() -> None:
     ({"model_type": "qwen3_moe", "num_experts": 64}, "has experts, and vLLM on CPUs computes otherwise"),
     ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "has experts, and vLLM on CPUs"),
 ])  # fmt: skip
-def test_networks_whose_experts_engines_do_not_take_are_refused(more: dict[str, Any], line: str) -> None:
+def test_networks_whose_experts_engines_do_not_take_are_refused(
+    more: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.rl.training_engines.device", lambda: torch.device("cpu"))
     config = SimpleNamespace(**more)
     config.get_text_config = lambda: config
     model: Any = torch.nn.Identity()

@@ -99,8 +99,9 @@ def test_numbers_of_a_run_without_engines_of_its_own() -> None:
     assert (size.evaluations, size.checkpoints, size.epochs) == (0, 2, 1.0)
     some = run_size(root_config(config, stop_after=3), 30, num_ranks=2)
     assert (some.iterations, some.rollouts, some.steps, some.critic_steps, some.checkpoints) == (3, 72, 6, 18, 1)
-    by_tokens = root_config(config, micro_batch_tokens=1100)  # two windows of 512 at a time
-    assert run_size(by_tokens, 30, num_ranks=2).passes_per_rank_and_step == 3
+    for tokens, passes in ((400, 5), (1000, 5), (1100, 3), (1500, 3)):  # windows of 512
+        by_tokens = root_config(config, micro_batch_tokens=tokens)
+        assert run_size(by_tokens, 30, num_ranks=2).passes_per_rank_and_step == passes
     with pytest.raises(BadInput, match=r"rollout\.num_problems=6 of 5 problems: lower it"):
         run_size(config, 5)
 

@@ -63,7 +63,7 @@ def test_ranks_on_all_gpus_take_turns_with_as_many_engines(
     assert lines(caplog, "layout=one_gpu", "client.num_engines=2") == []
     gpus.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     (line,) = lines(caplog, "+server.options.tensor_parallel_size=2")
-    assert "client.num_engines=1 client.gpus=[2,3] (" in line
+    assert "client.num_engines=1 client.gpus=[2,3] +client.options.tensor_parallel_size=2 (" in line
     gpus.setenv("RANK", "1")
     assert lines(caplog, *ENGINES) == []  # rank 0 has the engines
 

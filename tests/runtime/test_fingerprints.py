@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from espalier.runtime.fingerprints import changed_input, input_fingerprints, model_fingerprint, same_fingerprint
+from espalier.runtime.fingerprints import (
+    changed_input,
+    input_fingerprints,
+    model_fingerprint,
+    same_fingerprint,
+    same_weights,
+)
 
 MIB = 1 << 20
 SIZE = 5 * MIB
@@ -73,6 +79,19 @@ def test_what_an_earlier_version_stored_is_compared_as_far_as_it_goes(folder: Pa
     assert changed_input(stored, input_fingerprints({"policy": str(folder)})) == ""
     overwrite(folder / "model-1.safetensors", 1000, 1000)
     assert changed_input(stored, input_fingerprints({"policy": str(folder)})) == str(folder)
+
+
+def test_the_same_weights_are_known_with_another_template_or_none(folder: Path) -> None:
+    before = model_fingerprint(str(folder))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "generation_config.json").write_text('{"do_sample": true}')
+    (folder / "training_args.bin").write_bytes(b"of a trainer")
+    after = model_fingerprint(str(folder))
+    assert not same_fingerprint(before, after)
+    assert same_weights(before, after)
+    assert same_weights("a:b:c", "x:b:d")
+    assert not same_weights("a:b:c", "a:x:c")
+    assert not same_weights("a", "x:b:c")
 
 
 def test_fingerprints_are_the_same_where_both_say_the_same() -> None:

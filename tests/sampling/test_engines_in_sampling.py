@@ -26,6 +26,7 @@ from tests.sampling.test_data_parallel_engines import ROOT, TWO, Stood, engines,
 from tests.sampling.test_runner import job_config, run_the_job
 from tests.sampling.test_sampling_input import states_of
 
+SEEDS = [str(4096 * 5 + number) for number in range(3)]  # of the engines of seed 5
 SEEDED = SamplingParams(n=2, temperature=1.0, max_tokens=4, is_seeded=True)
 
 
@@ -46,7 +47,7 @@ def test_an_engine_that_dies_hands_its_problems_on_under_their_ids_and_seeds_and
                 assert [sample.stop for sample in samples] == [f"{row.id}: {row.seed(5)}"] * 2
             assert [engine.num_owed for engine in client._engines] == [0, 0, 0]
             later = await asyncio.gather(*(client.sample(row, TWO) for row in rows))
-            assert {samples[0].text for samples in later} == {"5", "7"}  # of the engines that live
+            assert {samples[0].text for samples in later} == {SEEDS[0], SEEDS[2]}  # of the engines that live
 
     asyncio.run(ask())
     (line,) = warnings(caplog)
@@ -59,7 +60,7 @@ def test_a_lost_engine_is_started_anew_as_often_as_is_allowed(tmp_path: Path, ca
         async with engines(tmp_path, num_engines=1, max_replaced=2, seed=5) as client:
             for _ in range(2):
                 kill(client, 0)
-                assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == ["5", "5"]
+                assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == [SEEDS[0]] * 2
                 assert await client.is_working()
             assert {path.name for path in tmp_path.glob("*.lost*")} == {"engine-0.lost-0.log", "engine-0.lost-1.log"}
             kill(client, 0)
@@ -91,7 +92,7 @@ def test_an_engine_that_cannot_be_started_anew_stays_lost(tmp_path: Path, caplog
         async with engines(tmp_path, num_engines=2, max_replaced=1, seed=5) as client:
             client.model = "missing"
             kill(client, 0)
-            assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == ["6", "6"]
+            assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == [SEEDS[1]] * 2
             await wait_until(lambda: asyncio.sleep(0, not client._replacing))
             assert [engine.gone == "" for engine in client._engines] == [False, True]
         assert not client._replacing

@@ -118,6 +118,20 @@ def test_a_job_of_problems_that_have_changed_since_is_refused_whether_it_was_cut
     }
 
 
+def test_a_finished_job_needs_its_problems_no_more(
+    run: Any, config: SampleConfig, asked: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(config, most=3)[0] == 3
+    moved = asked.rename(asked.with_name("elsewhere.jsonl"))
+    with pytest.raises(BadInput, match="no such folder"):
+        run(config)
+    moved.rename(asked)
+    assert run(config) == (0, ["p3", "p4", "p5"])
+    asked.rename(moved)
+    assert run(config) == (0, [])
+    assert "whether the problems are still those that were asked is not known" in caplog.text
+
+
 def test_the_same_problems_written_otherwise_and_others_that_are_not_asked_change_nothing(
     run: Any, config: SampleConfig, asked: Path
 ) -> None:

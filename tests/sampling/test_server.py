@@ -102,12 +102,12 @@ def test_a_free_port_is_free() -> None:
 
 def test_the_command_line_holds_the_options_as_flags() -> None:
     server = VLLMServer("policy", "log", port=81, max_model_len=64, options={
-        "enforce_eager": True, "max_num_seqs": 8, "disable_log_stats": False, "seed": None,
-    })  # fmt: skip
+        "enforce_eager": True, "max_num_seqs": 8, "disable_log_stats": False, "swap_space": None,
+    }, seed=7)  # fmt: skip
     words, dtype = server.command(), "bfloat16" if has_fast_bf16("cpu") else "float32"
     assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert words[3:] == [
-        "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81", "--model", "policy",
+        "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81", "--seed", "7", "--model", "policy",
         "--dtype", dtype, "--max-model-len", "64", "--enforce-eager", "--max-num-seqs", "8",
     ]  # fmt: skip
 

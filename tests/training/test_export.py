@@ -25,8 +25,8 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.training.merge_lora import MergeLora
 from espalier.runtime.entrypoint import BadConfig, compose_config
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.manifest import find_damage
-from espalier.runtime.run_dir import model_fingerprint
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, save
 from espalier.training.engine import TorchEngine, load_weights, trained_tensors

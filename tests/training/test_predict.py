@@ -20,7 +20,8 @@ from espalier.models.lora import Lora
 from espalier.models.scalar_head import load_process_reward
 from espalier.runtime.base_model import write_base
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.run_dir import model_fingerprint, name_of
+from espalier.runtime.fingerprints import model_fingerprint
+from espalier.runtime.run_dir import name_of
 from espalier.runtime.schemas import PredictConfig, TrainConfig
 from espalier.training import checkpoint
 from espalier.training.engine import TorchEngine

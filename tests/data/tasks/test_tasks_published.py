@@ -158,6 +158,21 @@ def test_problems_without_a_passage_have_none_and_a_file_may_name_its_own(tmp_pa
     assert hashed.passage_id.startswith("passage-")
 
 
+def test_a_context_that_many_problems_have_is_no_passage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An instruction before every question would leave nothing to hold out."""
+    rows = [{"id": f"q{n}", "question": "So?", "gold": "yes", "context": "Read well." if n < 70 else f"Text {n // 2}."}
+            for n in range(100)]  # fmt: skip
+    write_lines(tmp_path / "own.jsonl", rows)
+    found = [p.passage_id for p in ProblemFile(str(tmp_path / "own.jsonl"), kind="short_answer").problems("own")]
+    assert found[:70] == [""] * 70
+    assert len(set(found[70:])) == 15
+    assert "70 problems have one context" in caplog.text
+    write_lines(tmp_path / "own.jsonl", [{**one, "passage_id": "all"} for one in rows])
+    assert {p.passage_id for p in ProblemFile(str(tmp_path / "own.jsonl"), kind="short_answer").problems("own")} == {
+        "all"
+    }
+
+
 @pytest.mark.parametrize("bad", [{"sizes": {}}, {"sizes": {"train": 0}}, {"sizes": {"a": 1}, "version": 9}])
 def test_a_plan_that_means_nothing_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"splits\."):

@@ -55,7 +55,7 @@ def test_problems_and_demonstrations_are_those_that_published_figures_are_of(spl
     task = WordArithmetic(num_train=200, num_dev=50, num_test=50, num_demonstrations=400)
     sha = hashlib.sha256()
     for problem in task.problems(split):
-        sha.update(repr(problem).encode())
+        sha.update(repr(problem).replace(", passage_id=''", "").encode())  # a field that has come since
     for row in task.demonstrations(split):
         sha.update(repr((row.id, row.prompt, row.completion)).encode())
     assert sha.hexdigest() == digest
