@@ -42,13 +42,23 @@ def _amended(settings: GenerationConfig) -> Iterator[tuple[GenerationConfig, str
     for name in _SAMPLING:
         setattr(kept, name, None)
     yield kept, f"without {', '.join(_SAMPLING[:3])} and the like"
+    named = copy.deepcopy(kept)
+    flags = [name for name in _flags(named) if hasattr(named, name)]
+    for name in flags:
+        setattr(named, name, None)
+    yield named, f"without {', '.join(flags)}"
     yield GenerationConfig(**{name: getattr(kept, name) for name in _TOKENS}), "with its token ids alone"
 
 
 def _problem(settings: GenerationConfig) -> str:
     """Return what keeps the settings from being written, in a few words; "" where nothing does."""
+    return ", ".join(_flags(settings))
+
+
+def _flags(settings: GenerationConfig) -> list[str]:
+    """Return the names of the settings that are complained of, or the complaint where it names none."""
     try:
         settings.validate(strict=True)
     except ValueError as error:
-        return ", ".join(re.findall(r"- `(\w+)`", str(error))) or str(error).split("\n")[0][:200]
-    return ""
+        return re.findall(r"- `(\w+)`", str(error)) or [str(error).split("\n")[0][:200]]
+    return []

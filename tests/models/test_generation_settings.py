@@ -43,6 +43,7 @@ def test_sampling_settings_without_do_sample_are_saved_with_it(
         ({"do_sample": False, "top_p": 0.6, "temperature": 0.9}, {}),
         ({"pad_token_id": -1, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
         ({"output_attentions": True, "length_penalty": 2.0}, {}),
+        ({"early_stopping": True, "num_beams": 1, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
     ],
 )
 def test_what_contradicts_itself_is_left_out_and_end_tokens_stay(
