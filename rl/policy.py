@@ -38,6 +38,7 @@ from espalier.rl.probes.watch import Watch
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import critic_iterations, steps_per_iteration
+from espalier.runtime.base_model import base_of_run, write_base
 from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.rank_calls import RankCalls
@@ -277,7 +278,8 @@ class Policy:
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """`adapter/` and `model_ema/` where there is one, and last of all `model/`, with adapters merged."""
         if self._scalings:
-            write_folder(run_dir / "adapter", self._save_adapter)
+            trained_on = base_of_run(run_dir)
+            write_folder(run_dir / "adapter", lambda folder: self._save_adapter(folder, trained_on))
         if self.average is not None:
             average = self.average.weights()
             write_model(lambda folder: self._save_average(average, folder), tokenizer, run_dir / "model_ema")
@@ -287,7 +289,9 @@ class Policy:
         if is_main_rank():
             self.network.save_pretrained(folder, state_dict=weights)
 
-    def _save_adapter(self, folder: Path) -> None:
-        """peft's folder."""
+    def _save_adapter(self, folder: Path, trained_on: str) -> None:
+        """peft's folder, with the fingerprint of its base."""
         self.engine.save_model(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+        if is_main_rank():
+            write_base(folder, trained_on)

@@ -20,7 +20,9 @@ from espalier.rl.kl import full_divergence
 from espalier.rl.policy import without_weights
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines
+from espalier.runtime.base_model import base_of_adapter_folder
 from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.fingerprints import model_fingerprint
 from espalier.runtime.schemas import EMAConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from espalier.training.engine import BadCheckpoint, named_weights
@@ -119,8 +121,11 @@ def test_a_policy_leaves_its_reference_is_served_averaged_and_resumed(
     assert divergence_from_reference(whole) == 0
     base = {name: value.clone() for name, value in load_policy(str(tiny_policy)).state_dict().items()}
     whole.run()
-    whole.save_model()
     run = tmp_path / "whole"
+    start = model_fingerprint(str(tiny_policy))
+    (run / "config.yaml").write_text(f"model: {{path: {tiny_policy}}}\n")  # as main.py leaves them
+    (run / "provenance.yaml").write_text(f"inputs: {{{tiny_policy}: '{start}'}}\n")
+    whole.save_model()
 
     # the reference: the base, which the policy shares with it, and from which it has gone
     rows = read_metrics(run)
@@ -141,6 +146,7 @@ def test_a_policy_leaves_its_reference_is_served_averaged_and_resumed(
     assert max(row["engine/canary_gap"] for row in rows) < 1e-5
     assert all(torch.equal(value, server.model.state_dict()[name]) for name, value in last.items())
     if lora is not None:
+        assert base_of_adapter_folder(run / "adapter") == start
         merged = merge_adapter(run / "adapter", lambda: load_policy(str(tiny_policy))).state_dict()
         for name, value in merged.items():
             torch.testing.assert_close(last[name], value, rtol=1e-6, atol=1e-7)
