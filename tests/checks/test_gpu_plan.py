@@ -132,7 +132,9 @@ def shared(*words: str) -> Sharing:
     return sharing_of(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", ["output_dir=o", *words]))
 
 
-def test_an_engine_on_another_gpu_takes_nothing_of_the_learner_s(tiny_policy: Path) -> None:
+def test_an_engine_on_another_gpu_takes_nothing_of_the_learner_s(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines = [f"model.path={tiny_policy}", "server=none", "client=data_parallel_engines", "client.num_engines=1"]
     server = f"model.path={tiny_policy}"
     assert [shared(*words).num_engines for words in (
@@ -140,6 +142,9 @@ def test_an_engine_on_another_gpu_takes_nothing_of_the_learner_s(tiny_policy: Pa
         [server], [server, '+server.devices="0,1"'], [server, '+server.devices="1"'],
         [server, "server=none", "client.base_url=http://h:1"],
     )] == [1, 1, 0, 1, 1, 0, 0]  # fmt: skip
+    assert shared(server, "layout=ray").num_engines == 0  # Ray gives each engine a GPU of its own
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # as `server.devices` names them
+    assert [shared(server, f'+server.devices="{one}"').num_engines for one in ("4", "5")] == [1, 0]
     alone = replace(ONE_GPU, num_engines=0, sleeps=False)
     plan = gpu_plan(alone, 24 * GIB)
     assert phase(plan, "rollouts") == {

@@ -122,6 +122,13 @@ def test_how_progress_is_shown_does_not_make_another_run(config: StageConfig) ->
     assert stage.num_runs == 1
 
 
+def test_who_scores_does_not_make_another_output(config: StageConfig) -> None:
+    stage = Copy()
+    for window in (512, 2048):
+        assert run_stage(stage, None, replace(config, client={"max_model_len": window})) == 0
+    assert stage.num_runs == 1
+
+
 def test_a_changed_config_is_refused_and_nothing_overwritten(config: StageConfig, tmp_path: Path) -> None:
     run_stage(Copy(), None, config)
     digest = file_sha256(config.output)

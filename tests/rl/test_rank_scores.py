@@ -100,6 +100,7 @@ def test_a_reward_that_asks_elsewhere_too_is_rank_0s_alone(tiny_policy: Path, ti
     slow_unless(
         lambda case: case[0] == "nan",
         [
+            ("nan_ahead", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
             ("nan", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
             ("refused", [2, 2], "error: rank 1: rl-0/"),
             ("fails", [99, 1], "MemoryError: no room for a batch"),  # a traceback of the forked test
@@ -118,16 +119,17 @@ def test_an_error_of_one_rank_while_all_score_ends_both_in_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["stopped", "stopped_ahead"])
 def test_a_signal_while_all_score_ends_the_run_with_a_checkpoint_and_the_same_command_goes_on(
-    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+    scenario: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
-    codes, lines = run(tmp_path, "stopped", 2, tiny_policy, tiny_prm)
+    codes, lines = run(tmp_path, scenario, 2, tiny_policy, tiny_prm)
     assert codes == [143, 143], lines[-30:]
     assert any("stopped by a signal after iteration 1 of 2: the same command goes on" in line for line in lines)
-    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000001"]
-    codes, lines = run(tmp_path, "stopped", 2, tiny_policy, tiny_prm)
+    assert [path.name for path in (tmp_path / scenario / "checkpoints").iterdir()] == ["step-00000001"]
+    codes, lines = run(tmp_path, scenario, 2, tiny_policy, tiny_prm)
     assert codes == [0, 0], lines[-30:]
-    assert [row["step"] for row in read_metrics(tmp_path / "stopped")] == [0, 1, 1, 2, 2]
+    assert [row["step"] for row in read_metrics(tmp_path / scenario)] == [0, 1, 1, 2, 2]
 
 
 # --- one process ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import pytest
 
 from espalier.models import precision
 from espalier.models.precision import has_fast_bf16
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
@@ -110,6 +112,14 @@ def test_the_command_line_holds_the_options_as_flags() -> None:
         "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81", "--seed", "7", "--model", "policy",
         "--dtype", dtype, "--max-model-len", "64", "--enforce-eager", "--max-num-seqs", "8",
     ]  # fmt: skip
+
+
+def test_a_configs_seed_reaches_the_server_and_is_no_setting_of_it() -> None:
+    """Runs that began before there was one compare `server` as a whole."""
+    config = compose_config(SampleConfig, "api/vllm/trajectories", ["policy=M", "output=o.jsonl", "seed=5"])
+    assert "seed" not in {**config.server, **config.server["options"]}
+    words = build(config.server, seed=config.seed).command()
+    assert words[words.index("--seed") + 1] == "5"
 
 
 @pytest.mark.parametrize(("is_fast", "expected"), [(True, "bfloat16"), (False, "float32")])

@@ -5,7 +5,8 @@ output=RUN_DIR`, alone or behind a launcher. The last part of RUN_DIR's name say
   score; `ahead`, `vineppo_ahead` and, with groups that are replaced, `replaced_ahead`: batches are drawn ahead;
   `beside`: the network stands beside a judge that is asked elsewhere;
 - `nan`, `refused`: rank 1 finds a score that is no number, or a trajectory that it cannot score; `fails`: rank 0 does;
-- `stopped`: rank 0 gets SIGTERM while all score the rollouts of the second iteration, at the first start.
+- `stopped`: rank 0 gets SIGTERM while all score the rollouts of the second iteration, at the first start;
+- `nan_ahead`, `stopped_ahead`: the same of batches that are drawn ahead.
 
 Every rank writes RUN_DIR/<rank>.json: the tokens that it has scored, and the scores of every rollout that it got.
 """
@@ -65,11 +66,12 @@ class Counted:
         count(trajectories)
         self.num_calls += 1
         scores: list[Score] = self.reward(trajectories)
-        if self.scenario == "stopped" and is_main_rank() and trajectories[0].id.startswith("rl-1"):
+        kind = self.scenario.removesuffix("_ahead")
+        if kind == "stopped" and is_main_rank() and trajectories[0].id.startswith("rl-1"):
             os.kill(os.getpid(), signal.SIGTERM)
         if self.num_calls != 2:
             return scores
-        if self.scenario == "nan" and rank() == 1:
+        if kind == "nan" and rank() == 1:
             return [replace(scores[0], outcome=float("nan")), *scores[1:]]
         if self.scenario == "refused" and rank() == 1:
             raise BadInput(f"{trajectories[0].id}: a row of 9 tokens for a network of 8 positions")
@@ -101,7 +103,7 @@ def settings_of(scenario: str, prm: str) -> dict[str, Any]:
         found = {"reward": Counted(outcome, scenario), "estimator": VinePPO(completions_per_state=2)}
     elif scenario == "beside":
         found["reward"] = ComposedReward({"judge": Judge(), "process": counted})
-    elif scenario != "ahead":
+    elif not scenario.endswith("ahead") or scenario.startswith("replaced"):
         found |= {"dynamic_sampling_rounds": 2, "accuracy_range": [0.01, 0.99]}
     if scenario.endswith("ahead"):
         found |= {"max_staleness": 1}
@@ -118,7 +120,9 @@ def main(config: StageConfig) -> None:
     process.autocast = lambda device: nullcontext()  # bfloat16 rounds scores by other rows beside them to some 5e-4
     policy, prm = str(config.input).split(",")
     run_dir = Path(config.output)
-    scenario = "plain" if (run_dir / "checkpoints").exists() else run_dir.name
+    scenario = run_dir.name
+    if (run_dir / "checkpoints").exists():
+        scenario = "ahead" if scenario.endswith("ahead") else "plain"
     run_dir.mkdir(exist_ok=True)
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(policy)
