@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss
 from espalier.rl.learner import write_model
 from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, value_loss
-from espalier.rl.row_shares import deal_rows, micro_batches, most_passes, taker
+from espalier.rl.row_parts import RowPart, begin_step, on_ranks, take_step
+from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.distributed import is_main_rank, rank
+from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.schemas import CriticConfig
 from espalier.training.engine import BadCheckpoint, Engine
 from espalier.training.schedule import check_schedule, learning_rate
@@ -113,13 +115,11 @@ class Critic:
     def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the values [N, T] of all rollouts, before the update."""
         model = self.engine.model
-        model.eval()
-        form = self.config.form
+        return replace(experience, values=scorer(model, 1, self.read, packs_rows(model))[0])
 
-        def read(ids: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor]:
-            return (critic_values(model, ids, mask, form, chosen),)
-
-        return replace(experience, values=scorer(model, 1, read, packs_rows(model))[0])
+    def read(self, ids: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return the values [B, T] of some rows."""
+        return (critic_values(self.engine.model, ids, mask, self.config.form, chosen),)
 
     def check(self, experience: Experience, estimate: Estimate) -> None:
         """Raise BadInput where its values cannot be what came after a token."""
@@ -139,25 +139,35 @@ class Critic:
         count = max(1.0, float((experience.response_mask if weights is None else weights)[rows].sum()))
         if weights is not None:
             rows = rows[weights[rows].any(dim=1)]
-        sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
-        ids, attention_mask, is_packed = experience.ids, experience.attention_mask, packs_rows(self.engine.model)
-        own = deal_rows(ids, attention_mask, rows, is_packed)[rank()]
-        cuts = list(micro_batches(attention_mask, own, self.micro_batch_size, is_packed, self.micro_batch_tokens))
-        num_passes = most_passes(len(cuts))
-        self.engine.start_step(num_passes)
-        for cut, length in cuts:
-            total, clipped, counted = self._loss(experience, cut, length)
-            if not math.isfinite(float(total.detach())):
-                raise NotFinite(f"the value loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
-            self.engine.backward(config.loss_coefficient * total / count)
-            sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
-        for _ in range(num_passes - len(cuts)):
-            self.engine.backward(empty_loss(self.engine.model, ids, attention_mask))
-        norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
+        sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})
+        sizes = (packs_rows(self.engine.model), self.micro_batch_size, self.micro_batch_tokens)
+        cuts = cuts_of_ranks(experience.ids, experience.attention_mask, rows, *sizes)
+        num_passes = begin_step(self.engine, cuts)
+        masks = (experience.ids, experience.attention_mask, experience.response_mask)
+        learnt = {name: getattr(experience, name) for name in ("values", "returns", "return_weights")}
+        learnt = {name: tensor for name, tensor in learnt.items() if tensor is not None}
+        for _, part in on_ranks(partial(self.pass_back, count), masks, learnt, cuts):
+            sums.add(part.rows)
+        norm = take_step(self.engine, rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
             raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")
         sums.add({"value_grad_norm": (norm, 1)})
         return {"value_learning_rate": rate}
+
+    def pass_back(self, count: float, part: RowPart) -> Sums:
+        """On the rank that has the rows: add their gradients, of the loss divided by `count`; return what was measured.
+        Raises NotFinite."""
+        rows, sums = part.experience(), Sums()
+        for cut, length in part.cuts:
+            total, clipped, counted = self._loss(rows, cut, length)
+            if not math.isfinite(float(total.detach())):
+                raise NotFinite(f"the value loss is {float(total.detach())} on rollouts "
+                                f"{part.numbers[cut].tolist()[:8]}")  # fmt: skip
+            self.engine.backward(self.config.loss_coefficient * total / count)
+            sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
+        for _ in range(part.num_empty):
+            self.engine.backward(empty_loss(self.engine.model))
+        return sums
 
     def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, float]:
         """Return (summed loss [] of rows `cut`, tokens the clip decides, tokens, each counted by its weight)."""

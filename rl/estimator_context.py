@@ -1,8 +1,7 @@
 """What an advantage estimator is, and what it may ask for beside the rollouts.
 
-An estimator is called on every rank, with the same rollouts and tensors. Its questions are collective: every rank asks
-the same ones in the same order, rank 0 alone has them answered (networks of the reward score on all ranks), and every
-rank gets that answer.
+An estimator is called on rank 0, which has the rollouts and tensors and asks the engines. Where networks answer (a
+reward's, or the policy) all ranks compute, each its share (`runtime.leading`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,6 @@ from espalier.rl.rank_scores import score_on_ranks, scores_on_ranks
 from espalier.rl.rollout import Sampler
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank, is_main_rank, world_size
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
 
@@ -31,7 +29,7 @@ class EstimatorContext:
     """The sampler and the reward of one iteration; a question blocks until all of it is answered."""
 
     loop: BackgroundLoop
-    """Where the sampler runs, on rank 0."""
+    """Where the sampler runs."""
     sampler: Sampler
     reward: Reward
     params: SamplingParams
@@ -39,9 +37,9 @@ class EstimatorContext:
     policy_version: int
     """What the engine serves now: the number of the iteration."""
     clock: Clock
-    """Counts the phases completions, reward and prefill, on all ranks alike."""
+    """Counts the phases completions, reward and prefill."""
     policy: Any
-    """The network before the update. A pass over it is collective; it trains nothing."""
+    """The network before the update. A pass over it is made on all ranks; it trains nothing."""
     micro_batch_size: int = 64
     """Rows of one pass over `policy`, of every rank."""
     micro_batch_tokens: int = 0
@@ -64,9 +62,7 @@ class EstimatorContext:
     def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
         """Sample one scored group per problem. Raises ServerGone, BadInput, ProbeFailed."""
         with self.clock.phase("completions"):
-            groups = from_main_rank(
-                lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version, self.asker))
-            )
+            groups = self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version, self.asker))
         self._count([rollout.trajectory for group in groups for rollout in group.rollouts])
         with self.clock.phase("reward"):
             return score_on_ranks(groups, self.reward)
@@ -76,10 +72,8 @@ class EstimatorContext:
     ) -> list[list[Completion]]:
         """Sample the graded completions of every state, `params[i].n` of state i. Raises ServerGone, BadInput."""
         with self.clock.phase("completions"):
-            rows = from_main_rank(
-                lambda: self.loop.run(
-                    self.sampler.complete(states, params, round_number, self.asker, turn=self.policy_version)
-                )
+            rows = self.loop.run(
+                self.sampler.complete(states, params, round_number, self.asker, turn=self.policy_version)
             )
         self._count([completion for row in rows for completion in row])
         return rows
@@ -95,7 +89,7 @@ class EstimatorContext:
         """Sum the log-probs, in nats, of each continuation behind its prefix (token ids, neither of them empty) by
         `policy` at the rollouts' temperature: one number per pair, nothing sampled.
 
-        Pairs that are equal are computed once; the ranks share the rows, and all get all sums. Raises ValueError on a
+        Pairs that are equal are computed once; the ranks share the rows. Raises ValueError on a
         pair without a prefix or a continuation.
         """
         pairs = [(tuple(prefix), tuple(rest)) for prefix, rest in zip(prefixes, continuations, strict=True)]
@@ -135,7 +129,7 @@ class AdvantageEstimator(Protocol):
     """2 where a rollout is compared with others of its problem, else 1."""
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Estimate the advantages of the rollouts' response tokens; on every rank."""
+        """Estimate the advantages of the rollouts' response tokens."""
 
 
 @runtime_checkable
@@ -149,27 +143,10 @@ class NamesCompletions(Protocol):
         """Return the (state, how its completions are sampled) of the first question; `params` are the rollouts'."""
 
 
-def estimate_of_main_rank(estimate: Estimate, response_mask: torch.Tensor) -> Estimate:
-    """Return rank 0's estimate on every rank, whatever a rank draws or rounds; a collective call.
-
-    Of its tensors [N, T] nothing but the tokens of `response_mask` travels: the others are 0. The values of states and
-    where they stand, which rank 0 alone writes down, stay there. Raises ValueError where a tensor has more.
-    """
-    if world_size() == 1:
-        return estimate
-
-    def tokens() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        whole = {name: getattr(estimate, name) for name in ("advantages", "returns", "to_come", "return_weights")}
-        whole = {name: tensor for name, tensor in whole.items() if tensor is not None}
-        for name, tensor in whole.items():
-            if bool((tensor[~response_mask] != 0).any()):
-                raise ValueError(f"the estimator's {name} are not 0 outside the responses")
-        return {name: tensor[response_mask] for name, tensor in whole.items()}, estimate.metrics
-
-    found, metrics = from_main_rank(tokens)
-    if is_main_rank():
-        return estimate
-    spread = {name: values.new_zeros(response_mask.shape).masked_scatter_(response_mask, values)
-              for name, values in found.items()}  # fmt: skip
-    to_come, weights = spread.get("to_come"), spread.get("return_weights")
-    return Estimate(spread["advantages"], spread.get("returns"), metrics, to_come=to_come, return_weights=weights)
+def check_estimate(estimate: Estimate, response_mask: torch.Tensor) -> None:
+    """Raise ValueError where a tensor [N, T] of an estimator says something outside the responses `response_mask`:
+    nothing of it would reach the ranks that train."""
+    for name in ("advantages", "returns", "to_come", "return_weights"):
+        tensor = getattr(estimate, name)
+        if tensor is not None and bool((tensor[~response_mask] != 0).any()):
+            raise ValueError(f"the estimator's {name} are not 0 outside the responses")

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from espalier.data.records import Problem
@@ -20,7 +21,8 @@ from espalier.rl.samples import write_evaluated
 from espalier.rl.types import RolloutGroup
 from espalier.rl.update import critic_iterations
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank, is_main_rank
+from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.leading import lead
 from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
@@ -79,20 +81,24 @@ class Evaluation:
     def __call__(self, version: int) -> dict[str, float]:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
         many problems."""
+        values = lead(partial(self._evaluate, version), [self.source.reward], self.clock)
+        values = from_main_rank(lambda: values or {})
+        self.found[version] = values[f"eval/{self.config.evaluation.metric}"]
+        return values
+
+    def _evaluate(self, version: int) -> dict[str, float]:
         dev = self.problems[: self.config.evaluation.num_problems]
         num = self.config.evaluation.samples
         params = replace(self.source.params, n=num) if num else replace(self.source.params, n=1, temperature=0.0)
         is_scored, started = self.config.evaluation.metric == "reward", time.monotonic()
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
-            groups, refused = from_main_rank(
-                lambda: self.loop.run(sampler.draw(dev, params, name, version, is_cost=False))
-            )
+            groups, refused = self.loop.run(sampler.draw(dev, params, name, version, is_cost=False))
             drawing = time.monotonic() - started
             check_refused(refused, len(dev), self.config.rollout.max_refused_share)
             if is_scored:
                 groups = self._scored(groups)
-        if is_main_rank() and self.config.samples.every > 0 and self.config.samples.num_problems > 0:
+        if self.config.samples.every > 0 and self.config.samples.num_problems > 0:
             write_evaluated(Path(self.config.output_dir), version, groups, self.config.samples)
         values = self.clock.take("evaluate")
         described = describe_rollouts(groups)
@@ -107,7 +113,6 @@ class Evaluation:
         values |= {f"eval/{name}": value for name, value in describe_subjects(groups, subjects_of(dev)).items()}
         values["eval/refused"] = float(len(refused))
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(drawing, 1e-9)
-        self.found[version] = values[f"eval/{self.config.evaluation.metric}"]
         return values
 
     def _scored(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
@@ -115,7 +120,7 @@ class Evaluation:
         reward = self.source.reward
         if is_shared(reward):
             return score_on_ranks(groups, reward)
-        return from_main_rank(lambda: self.loop.run(asyncio.to_thread(score, groups, reward)))
+        return self.loop.run(asyncio.to_thread(score, groups, reward))
 
     def is_patience_over(self, done: int) -> bool:
         """Say whether the evaluations so far end the training after `done` iterations. Those of the policy before its

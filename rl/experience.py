@@ -4,8 +4,7 @@ The "old" log-probs of the surrogate are the trainer's own, not the engine's: th
 and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), and corrected where
 `tis_cap` asks for it.
 
-Every rank holds all rollouts of the iteration and scores its share of them (`rl.row_shares`), whose tokens every other
-rank then gets.
+All of it is rank 0's. Each rank scores its share of the rows, which comes to it for that pass (`rl.row_parts`).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +23,22 @@ from espalier.models.precision import autocast
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
+from espalier.rl.row_parts import Masks, RowPart, fill, on_ranks
+from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.types import Experience, RolloutGroup
-from espalier.runtime.distributed import rank
 
 
-def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Compute a loss [] of 0 with a graph through all of the model: the pass of a rank that has no rows left.
-
-    It reads two tokens of the first row of `ids` and `attention_mask` [N, T].
-    """
-    take = taker(torch.tensor([0]), 2, device_of(model))
-    logits = model(input_ids=take(ids), attention_mask=take(attention_mask).long()).logits
-    loss: torch.Tensor = 0.0 * logits.float().sum()
+def empty_loss(model: Any) -> torch.Tensor:
+    """Compute a loss [] of 0 with a graph through all of the model: the pass of a rank that has no rows left."""
+    loss: torch.Tensor = 0.0 * _empty_pass(model).float().sum()
     return loss
+
+
+def _empty_pass(model: Any) -> torch.Tensor:
+    """Return the logits of two tokens, which mean nothing."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
+    logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return logits
 
 
 def policy_logprobs(
@@ -55,54 +56,55 @@ def policy_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -
     return pad(logits[:, :-1], (0, 0, 1, 0))
 
 
-# (ids, attention mask, response mask), [B, T] each → tensors [B, T].
+# (ids, attention mask, response mask), [B, T] each → tensors [B, T]; picklable, but for networks that ranks hold.
 Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 class RowScorer:
     """Forward passes without gradients over all rollouts, `micro_batch_size` rows at a time, or where
-    `micro_batch_tokens` is above 0 so many tokens."""
+    `micro_batch_tokens` is above 0 so many tokens; each rank its share."""
 
-    def __init__(
-        self,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        micro_batch_size: int,
-        precision: str,
-        micro_batch_tokens: int = 0,
-    ):
+    def __init__(self, tensors: Masks, micro_batch_size: int, precision: str, micro_batch_tokens: int = 0):
         self.ids, self.attention_mask, self.response_mask = tensors
         self.micro_batch_size, self.micro_batch_tokens = micro_batch_size, micro_batch_tokens
         self.precision = precision
 
-    @torch.no_grad()
     def __call__(
         self, model: Any, num_outputs: int, call: Score, is_packed: bool, rows: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
         """Return `num_outputs` tensors [N, T] on the CPU, 0 outside the response and outside `rows` (None: all): what
         `call`, about `model`, gives; `is_packed` says whether it packs rows."""
-        device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         every = torch.arange(len(self.ids)) if rows is None else rows
-        deal = deal_rows(self.ids, self.attention_mask, every, is_packed)
-        size, max_tokens = self.micro_batch_size, self.micro_batch_tokens
-        cuts = list(micro_batches(self.attention_mask, deal[rank()], size, is_packed, max_tokens))
-        none = (torch.zeros(0, dtype=torch.long), 2)
-        for cut, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
-            # without rows of its own: a pass for the other ranks' sake
-            take = taker(cut if len(cut) else torch.tensor([0]), length, device)
-            with autocast(device, self.precision):
-                parts = call(take(self.ids), take(self.attention_mask).long(), take(self.response_mask))
-            if not len(cut):
-                continue
-            for whole, part in zip(found, parts, strict=True):
-                whole[cut, :length] = part.float().cpu() * self.response_mask[cut, :length]
-        fill_from_ranks(found, self.response_mask, deal)
+        sizes = (is_packed, self.micro_batch_size, self.micro_batch_tokens)
+        cuts = cuts_of_ranks(self.ids, self.attention_mask, every, *sizes)
+        masks = (self.ids, self.attention_mask, self.response_mask)
+        for own, scored in on_ranks(partial(score_part, model, call, self.precision), masks, {}, cuts):
+            for cut, outputs in zip(own, scored, strict=True):
+                for whole, values in zip(found, outputs, strict=True):
+                    fill(whole, self.response_mask, cut, values)
         return found
 
     def logprobs(self, model: Any, temperature: float, rows: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Return [log-probs, entropies] [N, T] under `model`, 0 outside `rows` (None: all)."""
-        model.eval()
         return self(model, 2, partial(policy_logprobs, model, temperature=temperature), packs_rows(model), rows)
+
+
+@torch.no_grad()
+def score_part(model: Any, call: Score, precision: str, part: RowPart) -> list[list[torch.Tensor]]:
+    """Return what `call`, about `model`, gives of the response tokens of every micro-batch, on the CPU."""
+    model.eval()
+    device, rows = device_of(model), part.experience()
+    found = []
+    for cut, length in part.cuts:
+        take = taker(cut, length, device)
+        with autocast(device, precision):
+            outputs = call(take(rows.ids), take(rows.attention_mask).long(), take(rows.response_mask))
+        mask = rows.response_mask[cut, :length]
+        found.append([output.float().cpu()[mask] for output in outputs])
+    for _ in range(part.num_empty):
+        _empty_pass(model)
+    return found
 
 
 def device_of(model: Any) -> torch.device:
@@ -149,11 +151,13 @@ def reference_terms(
     if kind != "full":
         return divergence(experience.old_logprobs, experience.reference_logprobs, kind) * experience.response_mask
 
-    def both(ids: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor]:
-        return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
+    return scorer(policy, 1, partial(_full_terms, policy, reference, temperature), is_packed=False)[0]
 
-    policy.eval()
-    return scorer(policy, 1, both, is_packed=False)[0]
+
+def _full_terms(
+    policy: Any, reference: Any, temperature: float, ids: torch.Tensor, mask: torch.Tensor, _: torch.Tensor
+) -> tuple[torch.Tensor]:
+    return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
 
 
 def make_experience(

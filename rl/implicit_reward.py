@@ -5,13 +5,14 @@ reference. In every iteration it takes one pass of optimizer steps on the rollou
 order of their groups, with the cross-entropy of beta times the log-ratio of a response against the grader's verdict
 (`training.objectives.implicit_ce`), before advantages are estimated: `experience.implicit_rewards`.
 
-Log-probs of both networks are those at the rollouts' temperature. Every rank holds all rewards.
+Log-probs of both networks are those at the rollouts' temperature.
 """
 
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from espalier.rl.experience import RowScorer, empty_loss, policy_logprobs
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import write_model
 from espalier.rl.rank_watch import RankWatch, pair_accuracy
-from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
+from espalier.rl.row_parts import RowPart, begin_step, fill, on_ranks, take_step
+from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.training_engines import load_trained, make_training_engine
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.distributed import rank
 from espalier.runtime.schemas import ImplicitRewardConfig, RLConfig
 from espalier.training.engine import Engine
 from espalier.training.objectives.implicit_ce import implicit_ce_losses
@@ -81,10 +82,9 @@ class ImplicitReward:
         reference = self._reference_logprobs(experience, scorer)
         logprobs, sums = self._fit(experience, reference, torch.tensor(outcomes, dtype=torch.float32))
         rewards = beta * (logprobs - reference)
-        measured = {**sums.means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
-        if rank() == 0:
-            self.watch.add(measured["pair_accuracy_before"], outcomes, sizes)
-            self._watch_outcomes(outcomes)
+        measured = {**sums.own_means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
+        self.watch.add(measured["pair_accuracy_before"], outcomes, sizes)
+        self._watch_outcomes(outcomes)
         if self.config.update == "before":
             rewards = beta * (scorer.logprobs(model, self.temperature)[0] - reference)
             measured["pair_accuracy_after"] = pair_accuracy(_totals(rewards), outcomes, sizes)
@@ -114,7 +114,6 @@ class ImplicitReward:
         """Take one pass of steps against `outcomes` [N]: (the log-probs [N, T] that its passes gave, what was
         measured)."""
         seen, sums = torch.zeros(experience.ids.shape), Sums()
-        self.engine.model.train()
         for rows in torch.arange(len(outcomes)).split(self.minibatch_size):
             self._step(experience, reference, outcomes, rows, seen, sums)
         return seen, sums
@@ -129,34 +128,45 @@ class ImplicitReward:
         sums: Sums,
     ) -> None:
         """Take one optimizer step on the rollouts `rows` [R]: the mean loss over them; their log-probs go to `seen`."""
-        ids, attention_mask, mask = experience.ids, experience.attention_mask, experience.response_mask
-        model, is_packed = self.engine.model, packs_rows(self.engine.model)
-        deal = deal_rows(ids, attention_mask, rows, is_packed)
-        cuts = list(micro_batches(attention_mask, deal[rank()], self.micro_batch_size, is_packed,
-                                  self.micro_batch_tokens))  # fmt: skip
-        sums.add({"loss": (0.0, 0.0)})  # on every rank, also on one without rows
-        num_passes = most_passes(len(cuts))
-        self.engine.start_step(num_passes)
-        for cut, length in cuts:
-            take = taker(cut, length, self.engine.device)
-            own = take(mask)
-            with autocast(self.engine.device, self.precision):
-                found = policy_logprobs(model, take(ids), take(attention_mask).long(), own, self.temperature)[0]
-            logprobs = found.float() * own
-            scores = self.config.beta * (logprobs - take(reference)).sum(-1)
-            total = implicit_ce_losses(scores, outcomes[cut].to(scores.device)).sum()
-            if not math.isfinite(float(total.detach())):
-                raise NotFinite(f"the implicit reward's loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
-            self.engine.backward(total / len(rows))
-            seen[cut, :length] = logprobs.detach().cpu()
-            sums.add({"loss": (float(total.detach()), len(cut))})
-        for _ in range(num_passes - len(cuts)):
-            self.engine.backward(empty_loss(model, ids, attention_mask))
-        norm = self.engine.step(self.config.learning_rate)
+        mask, engine = experience.response_mask, self.engine
+        sizes = (packs_rows(engine.model), self.micro_batch_size, self.micro_batch_tokens)
+        cuts = cuts_of_ranks(experience.ids, experience.attention_mask, rows, *sizes)
+        sums.add({"loss": (0.0, 0.0)})
+        begin_step(engine, cuts)
+        masks = (experience.ids, experience.attention_mask, mask)
+        call = partial(self.pass_back, outcomes, len(rows))
+        for own, (part, scored) in on_ranks(call, masks, {"reference_logprobs": reference}, cuts):
+            sums.add(part.rows)
+            for cut, logprobs in zip(own, scored, strict=True):
+                fill(seen, mask, cut, logprobs)
+        norm = take_step(engine, self.config.learning_rate)
         if not math.isfinite(norm):
             raise NotFinite(f"the implicit reward's gradient norm is {norm}: lower implicit_reward.learning_rate")
         sums.add({"grad_norm": (norm, 1)})
-        fill_from_ranks([seen], mask, deal)
+
+    def pass_back(self, outcomes: torch.Tensor, count: int, part: RowPart) -> tuple[Sums, list[torch.Tensor]]:
+        """On the rank that has the rows: add their gradients, of the loss divided by `count`; `outcomes` [N] are of all
+        rollouts. Return (what was measured, the log-probs of every micro-batch's response tokens). Raises NotFinite."""
+        rows, model, sums, seen = part.experience(), self.engine.model, Sums(), []
+        assert rows.reference_logprobs is not None
+        for cut, length in part.cuts:
+            take = taker(cut, length, self.engine.device)
+            own = take(rows.response_mask)
+            with autocast(self.engine.device, self.precision):
+                ids, attention_mask = take(rows.ids), take(rows.attention_mask).long()
+                found = policy_logprobs(model, ids, attention_mask, own, self.temperature)[0]
+            logprobs, numbers = found.float() * own, part.numbers[cut]
+            scores = self.config.beta * (logprobs - take(rows.reference_logprobs)).sum(-1)
+            total = implicit_ce_losses(scores, outcomes[numbers].to(scores.device)).sum()
+            if not math.isfinite(float(total.detach())):
+                raise NotFinite(f"the implicit reward's loss is {float(total.detach())} on rollouts "
+                                f"{numbers.tolist()[:8]}")  # fmt: skip
+            self.engine.backward(total / count)
+            seen.append(logprobs.detach().cpu()[rows.response_mask[cut, :length]])
+            sums.add({"loss": (float(total.detach()), len(cut))})
+        for _ in range(part.num_empty):
+            self.engine.backward(empty_loss(model))
+        return sums, seen
 
     def check(self, experience: Experience, estimate: Estimate) -> None:
         """Learn nothing from advantages."""

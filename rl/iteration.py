@@ -1,19 +1,22 @@
 """One iteration of reinforcement learning: rollouts, what is said of them, credit, update, delivery.
 
-With several ranks rank 0 alone talks to the engine, for as long as that takes (`from_main_rank`); all ranks hold all
-rollouts, and share the forward and backward passes, those of a reward's networks too (`rl.rank_scores`).
+With several ranks rank 0 leads (`runtime.leading`): it alone talks to the engine, and holds the rollouts, their tensors
+and what is estimated of them. All ranks share the forward and backward passes, those of a reward's networks too, for
+which each gets the rows it computes (`rl.row_parts`); deliveries are made by all together.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 
 from espalier.rl.credit_watch import StepWatch
 from espalier.rl.delivery.delivery import Delivery
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, check_estimate
 from espalier.rl.experience import add_implicit_rewards, make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.losses import whiten_around_mean
@@ -21,16 +24,38 @@ from espalier.rl.metrics import describe_experience, describe_kl, describe_rollo
 from espalier.rl.policy import Policy
 from espalier.rl.probes.watch import Watch
 from espalier.rl.problems import Problems
+from espalier.rl.rank_times import hand_over
 from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update, critic_iterations
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import is_main_rank
+from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.errors import Stopped
+from espalier.runtime.leading import lead
 from espalier.runtime.schemas import RLConfig
 from espalier.training.stopping import StopSignals
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What rank 0 trains on: groups, their tensors with advantages, what the estimator said."""
+
+    groups: Sequence[RolloutGroup]
+    experience: Experience
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """The metrics of an update; what further estimators said of the rollouts before it, the tokens sampled for that."""
+
+    metrics: dict[str, float]
+    further: dict[str, list[StepCredit]]
+    num_further: int
 
 
 @dataclass(kw_only=True)
@@ -55,37 +80,75 @@ class Iteration:
     _steps: StepWatch = field(default_factory=StepWatch, init=False)
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """Make one iteration (from 0); return its metrics. Raises Stopped where a signal came before it has learnt
-        anything."""
+        """Make one iteration (from 0); return its metrics. On every rank. Raises Stopped where a signal came before it
+        has learnt anything."""
         started, done = time.monotonic(), iteration + 1
         self.metrics.timeline.begin(done)
-        with self._interruptible():
-            groups = self.rollout_source(iteration)
-        if not self._asks_more(iteration):
-            self.delivery.sleep()
-        experience = self.make_experience(groups, iteration)
-        has_learnt = any(learner.learns_in_score for learner in self.update.learners)
-        with self._interruptible() if not has_learnt else nullcontext():
-            estimate, experience = self.estimate(groups, experience, iteration)
-        if not has_learnt and self.stop.agreed():
+        drawn = self._lead(lambda: self.draw(iteration))
+        if not self._has_learnt and self.stop.agreed():
             raise Stopped
-        further, num_further = self.ask_further(groups, experience, iteration)
-        self.delivery.sleep()
-        updated = self.learn(experience, iteration)
+        learnt = self._lead(lambda: self._learn(drawn, iteration))
         weights = self.policy.next_weights()
         with self.rollout_source.at_rest(done):
             self.delivery.send(weights, done)
         if self._is_anything_due(done):
             self.delivery.prove_now()
-        if is_main_rank() and self.samples.is_due(done):
-            self.samples.write(done, groups, experience, estimate, further)
-        values = self._measured(groups, experience, estimate, updated)
-        values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
-        # with the answers to further estimators nothing is trained: they are no cost of the run
-        values["sampling/tokens"] = float(self.rollout_source.take_generated() - num_further)
+        return self._ended(done, started, drawn, learnt)
+
+    def draw(self, iteration: int) -> Drawn:
+        """Return what is trained on, with its advantages; on rank 0."""
+        with self._interruptible():
+            groups = self.rollout_source(iteration)
+        if not self._asks_more(iteration):
+            self.delivery.sleep()
+        experience = self.make_experience(groups, iteration)
+        with self._interruptible() if not self._has_learnt else nullcontext():
+            estimate, experience = self.estimate(groups, experience, iteration)
+        return Drawn(groups, experience, estimate)
+
+    def _learn(self, drawn: Drawn | None, iteration: int) -> Learnt:
+        assert drawn is not None
+        further, num_further = self.ask_further(drawn.groups, drawn.experience, iteration)
+        self.delivery.sleep()
+        return Learnt(self.learn(drawn.experience, iteration), further, num_further)
+
+    def _ended(self, done: int, started: float, drawn: Drawn | None, learnt: Learnt | None) -> dict[str, float]:
+        """Return the metrics of an iteration, on every rank; write down some of its rollouts."""
+
+        def measured() -> dict[str, float]:
+            assert drawn is not None
+            assert learnt is not None
+            if self.samples.is_due(done):
+                self.samples.write(done, drawn.groups, drawn.experience, drawn.estimate, learnt.further)
+            values = self._measured(drawn, learnt.metrics)
+            values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
+            # with the answers to further estimators nothing is trained: they are no cost of the run
+            values["sampling/tokens"] = float(self.rollout_source.take_generated() - learnt.num_further)
+            return values
+
+        values = from_main_rank(measured)
         ended = time.monotonic()
         self.metrics.timeline.end_iteration(started, ended)
-        return values | {"seconds/iteration": ended - started}
+        own = values if is_main_rank() else self.metrics.take()
+        return values | {"seconds/iteration": ended - started} | hand_over(self.metrics, own)
+
+    def _lead(self, work: Callable[[], T]) -> T | None:
+        """Do it on rank 0, which has the others compute with what all of them have."""
+        return lead(work, self._held, self.metrics.clock)
+
+    @cached_property
+    def _held(self) -> list[Any]:
+        """List what every rank has alike, in one order."""
+        source, found = self.rollout_source, list[Any]()
+        for learner in self.update.learners:
+            found += [learner, learner.engine, learner.engine.model, getattr(learner, "reference", None)]
+        found += [self.policy.loss.reference, self.watch, source.reward, getattr(source, "rollout_filter", None)]
+        return [*found, self.estimator, *self.samples.estimators.values()]
+
+    @property
+    def _has_learnt(self) -> bool:
+        """Whether a learner takes steps before advantages are estimated."""
+        return any(learner.learns_in_score for learner in self.update.learners)
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
         """Return the tensors of all rollouts, with what every learner says of them. Raises ProbeFailed.
@@ -138,9 +201,8 @@ class Iteration:
             context = self._context(iteration, clock)
             estimate = self.estimator(groups, experience, context)
             self.metrics.add(self.rollout_source.value(context.num_completion_tokens))
-            estimate = estimate_of_main_rank(estimate, experience.response_mask)
-            if is_main_rank():
-                self._steps.look(estimate)
+            check_estimate(estimate, experience.response_mask)
+            self._steps.look(estimate)
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)
@@ -196,11 +258,10 @@ class Iteration:
             self.watch.keep()
         return updated
 
-    def _measured(
-        self, groups: Sequence[RolloutGroup], experience: Experience, estimate: Estimate, updated: dict[str, float]
-    ) -> dict[str, float]:
+    def _measured(self, drawn: Drawn, updated: dict[str, float]) -> dict[str, float]:
         """Return all metrics of the iteration but those of time as a whole."""
-        self.metrics.add(describe_rollouts(groups) | describe_experience(experience, estimate))
+        experience = drawn.experience
+        self.metrics.add(describe_rollouts(drawn.groups) | describe_experience(experience, drawn.estimate))
         self.metrics.add(updated, "update/")
         self.metrics.add(self.problems.left_out, "problems/")
         own_pass = experience.attention_mask[experience.old.in_own_pass]
@@ -222,7 +283,7 @@ class Iteration:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Have a signal end what engines are waited for within the block, on all ranks, by Stopped."""
+        """Have a signal end what engines are waited for within the block by Stopped."""
         self.loop.interrupts = self.stop.interrupts
         try:
             yield

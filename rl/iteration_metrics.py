@@ -48,6 +48,11 @@ class Clock:
             self._since = ended
         self._on_part(waiting_for(rank), begun, ended)
 
+    @property
+    def current(self) -> str:
+        """Name the innermost phase, "" outside all."""
+        return self._open[-1] if self._open else ""
+
     def has(self, name: str) -> bool:
         """Say whether this phase has ended since its seconds were last taken."""
         return name in self._seconds

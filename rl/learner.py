@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 
 from espalier.rl.experience import RowScorer
+from espalier.rl.row_shares import Cut
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
+from espalier.runtime.distributed import barrier, is_main_rank
 from espalier.runtime.manifest import write_folder
 from espalier.training.engine import BadCheckpoint, Engine
 from espalier.training.sums import Sums, finish_metrics
@@ -21,49 +22,68 @@ LEARNER_FOLDERS = ("critic", "implicit_reward")
 """Of the learners that a run may have beside its policy."""
 
 
+class RowSums(Sums):
+    """What passes over some rows of a minibatch add to, on the rank that makes them. `keeps_rises`: the k3 of every
+    token that became likelier; else the largest is enough."""
+
+    def __init__(self, keeps_rises: bool = False):
+        super().__init__()
+        self.largest_ratio = self.ratio_sum = 0.0
+        self.num_counted = 0
+        """Tokens."""
+        self.keeps_rises = keeps_rises
+        self.rises: list[torch.Tensor] = []
+        """Of the response tokens of every micro-batch, or the largest one."""
+
+    def add_rises(self, rises: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add those of a micro-batch, [R, length], at the tokens of `mask`."""
+        found = rises[mask].double().cpu()
+        if self.keeps_rises:
+            self.rises.append(found)
+        else:  # not a number stays one
+            self.rises = [torch.cat([*self.rises, found, found.new_zeros(1)]).max().reshape(1)]
+
+
 class UpdateSums(Sums):
     """What the steps of one update of `num_epochs` add to, over the rollouts of one experience with its
-    `response_mask` [N, T]."""
+    `response_mask` [N, T]; on rank 0, which has it of all ranks."""
 
     def __init__(self, response_mask: torch.Tensor, num_epochs: int = 1):
         super().__init__()
         self.largest_ratio = 0.0
         self.num_counted = 0
         """Tokens of all epochs."""
-        self._mask = response_mask
-        self._ends = response_mask.sum(-1).cumsum(0).tolist()
+        self._ends = response_mask.sum(-1).cumsum(0)
+        self._sizes = response_mask.sum(-1)
         # several epochs: the k3 of every response token [tokens] that became likelier; else the largest is enough
-        self._rises = torch.zeros(self._ends[-1] if num_epochs > 1 and self._ends else 0, dtype=torch.float64)
-        self._largest_rise = torch.zeros((), dtype=torch.float64)
+        num = int(self._sizes.sum()) if num_epochs > 1 else 1
+        self._rises = torch.zeros(num, dtype=torch.float64)
         self._num_epochs = num_epochs
 
-    def add_rises(self, rows: torch.Tensor, rises: torch.Tensor) -> None:
-        """Add the k3 of the tokens that became likelier, of the first columns of `rows` [R]: [R, length], 0 outside the
-        response. A row is added once per epoch, by one rank."""
-        rises = rises.double().cpu()
+    def merge(self, part: RowSums, cuts: Sequence[Cut]) -> None:
+        """Add what a rank measured in passes over these micro-batches. A row is added once per epoch."""
+        self.add(part.rows)
+        self.largest_ratio = max(self.largest_ratio, part.largest_ratio)
+        self.num_counted += part.num_counted
         if self._num_epochs == 1:
-            largest = rises.max() if rises.numel() else self._largest_rise
-            self._largest_rise = torch.maximum(self._largest_rise, largest)  # not a number stays one
+            self._rises = torch.cat([self._rises, *part.rises]).max().reshape(1)  # not a number stays one
             return
-        for row, values in zip(rows.tolist(), rises, strict=True):
-            chosen = values[self._mask[row, : len(values)]]
-            self._rises[self._ends[row] - len(chosen) : self._ends[row]] += chosen
+        for (rows, _), rises in zip(cuts, part.rises, strict=True):
+            for row, own in zip(rows.tolist(), rises.split(self._sizes[rows].tolist()), strict=True):
+                self._rises[int(self._ends[row]) - len(own) : int(self._ends[row])] += own
 
     def means(self) -> dict[str, float]:
-        """Return means over all ranks, 0 of what no rank has counted. `kl_luckiest` is what the luckiest token alone
-        makes of the mean `kl_old`: one that was drawn by luck and became likely has a ratio of thousands."""
-        counted = {name: total / max(count, 1e-12) for name, (total, count) in self.totals().items()}
-        found = finish_metrics(counted) | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
-        if self._num_epochs == 1:
-            largest = float(torch.tensor(gather_over_ranks(float(self._largest_rise)), dtype=torch.float64).max())
-        else:  # a row may be another rank's in another epoch
-            rises = sum_tensor_over_ranks(self._rises)
-            largest = float(rises.max()) if rises.numel() else 0.0
-        return found | {"kl_luckiest": largest / max(1.0, sum_over_ranks([float(self.num_counted)])[0])}
+        """Return means, 0 of what nobody has counted. `kl_luckiest` is what the luckiest token alone makes of the mean
+        `kl_old`: one that was drawn by luck and became likely has a ratio of thousands."""
+        counted = {name: total / max(count, 1e-12) for name, (total, count) in self.rows.items()}
+        largest = float(self._rises.max()) if self._rises.numel() else 0.0
+        found = finish_metrics(counted) | {"ratio_max": self.largest_ratio}
+        return found | {"kl_luckiest": largest / max(1.0, float(self.num_counted))}
 
 
 class Learner(Protocol):
-    """One network that is trained on every experience; every call is made on every rank."""
+    """One network that is trained on every experience. `score`, `check` and `step` are rank 0's, which has all ranks
+    compute (`rl.row_parts`); every other call is made on every rank."""
 
     engine: Engine
     folder: str

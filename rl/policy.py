@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,18 @@ from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
 from espalier.rl.experience import RowScorer, empty_loss, reference_terms
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import bounded
-from espalier.rl.learner import UpdateSums, write_model
+from espalier.rl.learner import RowSums, UpdateSums, write_model
 from espalier.rl.losses import token_weights
 from espalier.rl.metrics import kl_per_response
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch
-from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes
+from espalier.rl.row_parts import RowPart, begin_step, fill, on_ranks, take_step
+from espalier.rl.row_shares import cuts_of_ranks
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import critic_iterations, steps_per_iteration
 from espalier.runtime.base_model import base_of_run, write_base
-from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
+from espalier.runtime.distributed import is_main_rank
+from espalier.runtime.leading import ask_alike
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
@@ -158,66 +160,83 @@ class Policy:
             with self.metrics.clock.phase("probes"):
                 self.metrics.add(self.watch.compare(experience))
         if not self._is_guarded(ratios, sums):
-            norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
+            norm = take_step(self.engine, rate) if num_passes else 0.0  # no rank has anything to learn from
             if not math.isfinite(norm):
                 raise NotFinite(f"the gradient norm is {norm}: try a lower update.learning_rate")
             sums.add({"grad_norm": (norm, 1)})
         return {"learning_rate": rate}
 
     def _backward(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> tuple[list[float], int]:
-        """Return the gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every
-        rank)."""
+        """Have the ranks make the gradients of `rows` [R]; return ([sum, number] of their tokens' ratios, passes of
+        every rank)."""
         config, mask, old = self.config, experience.response_mask, experience.old
-        divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)[1]
-        ids, attention_mask = experience.ids, experience.attention_mask
-        self._name_metrics(experience, rows[rank() :: world_size()], sums)
+        divisor = self._name_metrics(experience, rows, sums)
         learnt = self.rows_with_gradient(experience, rows)
         if not old.is_scored:
             is_only_pass = self.makes_one_pass(len(mask))
             old.score(rows[~torch.isin(rows, learnt)] if is_only_pass else None)
-        scored = None if old.is_scored else (torch.zeros(mask.shape), torch.zeros(mask.shape))
-        self.engine.model.train()
-        ratios = [0.0, 0.0]
+        is_scored = old.is_scored
         is_packed = packs_rows(self.engine.model) and self.loss.penalty_kind(experience) != "full"
-        deal = deal_rows(ids, attention_mask, learnt, is_packed)
-        size, max_tokens = config.update.micro_batch_size, config.update.micro_batch_tokens
-        cuts = list(micro_batches(attention_mask, deal[rank()], size, is_packed, max_tokens))
-        num_passes = most_passes(len(cuts))
-        self.engine.start_step(num_passes)
-        for cut, length in cuts:
-            weights = token_weights(mask[cut], config.update.loss_aggregation, self.max_tokens)[0][:, :length]
-            total = self.loss(experience, weights, cut, length, sums, ratios, scored)
-            value = float(total.detach())
-            if not math.isfinite(value):
-                raise NotFinite(f"the loss is {value} on rollouts {cut.tolist()[:8]}")
-            sums.add({"loss": (value, 0)})
-            self.engine.backward(total / max(divisor, 1.0))
-        for _ in range(num_passes - len(cuts)):
-            self.engine.backward(empty_loss(self.engine.model, ids, attention_mask))
-        if scored is not None:
-            fill_from_ranks(scored, mask, deal)
-            old.fill(learnt, scored[0][learnt], scored[1][learnt])
+        sizes = (is_packed, config.update.micro_batch_size, config.update.micro_batch_tokens)
+        cuts = cuts_of_ranks(experience.ids, experience.attention_mask, learnt, *sizes)
+        num_passes = begin_step(self.engine, cuts)
+        masks = (experience.ids, experience.attention_mask, mask)
+        call = partial(self.pass_back, self.loss.kl.coefficient, divisor, config.update.num_epochs > 1)
+        values = self.loss.tensors(experience, is_scored)
+        ratios, found = [0.0, 0.0], [torch.zeros(mask.shape) for _ in range(0 if is_scored else 2)]
+        for own, (part, scored) in on_ranks(call, masks, values, cuts):
+            sums.merge(part, own)
+            ratios = [ratios[0] + part.ratio_sum, ratios[1] + part.num_counted]
+            for cut, outputs in zip(own, scored, strict=False):
+                for whole, tokens in zip(found, outputs, strict=True):
+                    fill(whole, mask, cut, tokens)
+        if not is_scored:
+            old.fill(learnt, found[0][learnt], found[1][learnt])
         return ratios, num_passes
 
-    def _name_metrics(self, experience: Experience, counted: torch.Tensor, sums: UpdateSums) -> None:
-        """Every rank names the same metrics; what the rows `counted` [R] of this one count for."""
-        mask = experience.response_mask[counted]
+    def pass_back(
+        self, coefficient: float, divisor: float, keeps_rises: bool, part: RowPart
+    ) -> tuple[RowSums, list[list[torch.Tensor]]]:
+        """On the rank that has the rows: add their gradients, with this `coefficient` of the KL penalty. Return what
+        was measured and, where log-probs of before were not known, (log-probs, entropies) of the response tokens of
+        every micro-batch. Raises NotFinite."""
+        self.loss.kl.coefficient = coefficient
+        rows, sums, scored = part.experience(), RowSums(keeps_rises), []
+        for cut, length in part.cuts:
+            mask = rows.response_mask[cut]
+            weights = token_weights(mask, self.config.update.loss_aggregation, self.max_tokens)[0][:, :length]
+            total, own = self.loss(rows, weights, cut, length, sums)
+            value = float(total.detach())
+            if not math.isfinite(value):
+                raise NotFinite(f"the loss is {value} on rollouts {part.numbers[cut].tolist()[:8]}")
+            sums.add({"loss": (value, 0)})
+            self.engine.backward(total / max(divisor, 1.0))
+            if own is not None:
+                scored.append([tensor[mask[:, :length]] for tensor in own])
+        for _ in range(part.num_empty):
+            self.engine.backward(empty_loss(self.engine.model))
+        return sums, scored
+
+    def _name_metrics(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> float:
+        """Name the metrics, with what the minibatch `rows` [R] counts for; return what its loss is divided by."""
+        mask = experience.response_mask[rows]
         share = token_weights(mask, self.config.update.loss_aggregation, self.max_tokens)[1]
         sums.add({"loss": (0.0, share), "surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask.sum()))})
         if self.config.update.entropy_bonus:
             sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self.loss.names(experience), (0.0, 0.0)))
+        return share
 
     def _is_guarded(self, ratios: list[float], sums: UpdateSums) -> bool:
         """Say whether this minibatch is left out because the policy has run away from the one that made it."""
         limit = self.config.update.max_mean_ratio
         if limit <= 0:
             return False
-        total, tokens = sum_over_ranks(ratios)
+        total, tokens = ratios
         is_skipped = not total <= limit * max(tokens, 1.0)  # also where it is not a number
         sums.add({"skipped": (float(is_skipped), 1)})
         if is_skipped:
-            self.engine.discard()
+            ask_alike(self.engine.discard)
         return is_skipped
 
     def adapt_penalty(self, experience: Experience) -> None:

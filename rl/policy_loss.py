@@ -15,7 +15,7 @@ from espalier.models.logprobs import logit_scores
 from espalier.models.precision import autocast
 from espalier.rl.experience import policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, bounded, divergence, full_divergence
-from espalier.rl.learner import UpdateSums
+from espalier.rl.learner import RowSums
 from espalier.rl.losses import (
     CORRECTIONS,
     LEVELS,
@@ -25,6 +25,7 @@ from espalier.rl.losses import (
     importance_weights,
     is_driven_off,
 )
+from espalier.rl.row_parts import OLD
 from espalier.rl.row_shares import taker
 from espalier.rl.types import Experience
 from espalier.runtime.schemas import RLConfig
@@ -86,33 +87,34 @@ class PolicyLoss:
             names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self.penalty_kind(experience) else names
 
-    def __call__(
-        self,
-        experience: Experience,
-        weights: torch.Tensor,
-        cut: torch.Tensor,
-        length: int,
-        sums: UpdateSums,
-        ratios: list[float],
-        scored: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Compute the summed loss [] of a micro-batch (rows `cut` [R], their first `length` tokens), with its graph, in
-        which a token counts by `weights` [R, length].
+    def tensors(self, experience: Experience, is_scored: bool) -> dict[str, torch.Tensor]:
+        """Name what a loss reads of the experience's response tokens [N, T]; `is_scored`: whether the log-probs of
+        before are known."""
+        assert experience.advantages is not None
+        found = {"advantages": experience.advantages}
+        if is_scored:
+            found[OLD] = experience.old_logprobs
+        if self.corrects:
+            found["rollout_logprobs"] = experience.rollout_logprobs
+        if self.penalty_kind(experience):
+            assert experience.reference_logprobs is not None
+            found["reference_logprobs"] = experience.reference_logprobs
+        return found
 
-        With `scored`, two tensors [N, T], its log-probs and entropies go there, and are the old ones. Sum and number of
-        the tokens' ratios are added to `ratios`.
-        """
+    def __call__(
+        self, experience: Experience, weights: torch.Tensor, cut: torch.Tensor, length: int, sums: RowSums
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Return (the summed loss [] of a micro-batch, with its graph: rows `cut` [R], their first `length` tokens, in
+        which a token counts by `weights` [R, length]; its log-probs and entropies [R, length] on the CPU, which are the
+        old ones where the experience has none: else None)."""
         take = taker(cut, length, self.engine.device)
         config, kind = self.config, self.penalty_kind(experience)
         ids, attention_mask = take(experience.ids), take(experience.attention_mask).long()
         mask, weights = take(experience.response_mask), weights.to(self.engine.device)
-        old = take(experience.old_logprobs) if scored is None else None
+        is_scored = experience.old_logprobs.numel() > 0
         logits, logprobs, entropies = self._forward(kind, ids, attention_mask, mask)
-        if old is None:
-            assert scored is not None
-            old = logprobs.detach()
-            for whole, part in zip(scored, (old, entropies.detach()), strict=True):
-                whole[cut, :length] = part.float().cpu()
+        old = take(experience.old_logprobs) if is_scored else logprobs.detach()
+        scored = None if is_scored else (old.float().cpu(), entropies.detach().float().cpu())
         assert experience.advantages is not None
         advantages, surrogate_weights = take(experience.advantages), weights
         if self.corrects:
@@ -128,8 +130,8 @@ class PolicyLoss:
             sums.add({"importance_capped": (float(is_outside[mask].sum()), int(mask.sum()))})
         clip = (mask, config.update.clip_low, config.update.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
-        terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
-        sums.add_rises(cut, terms * (logprobs.detach() > old))
+        terms = self._count(logprobs.detach(), old, advantages, clip, total, sums)
+        sums.add_rises(terms * (logprobs.detach() > old), mask)
         if kind:
             assert experience.reference_logprobs is not None
             terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
@@ -140,7 +142,7 @@ class PolicyLoss:
             bonus = config.update.entropy_bonus * (entropies[mask] * weights[mask]).sum()
             sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
             total = total - bonus
-        return total
+        return total, scored
 
     def _forward(
         self, kind: str, ids: torch.Tensor, attention_mask: torch.Tensor, mask: torch.Tensor
@@ -177,16 +179,14 @@ class PolicyLoss:
         advantages: torch.Tensor,
         clip: tuple[torch.Tensor, float, float],
         surrogate: torch.Tensor,
-        sums: UpdateSums,
-        ratios: list[float],
+        sums: RowSums,
     ) -> torch.Tensor:
         """Add a micro-batch's metrics; the k3 of every token [B, T] of it, 0 outside the response."""
         mask = clip[0]
         tokens = int(mask.sum())
         terms = divergence(old, logprobs, "k3").where(mask, 0.0)
         ratio = torch.exp(logprobs[mask] - old[mask])
-        ratios[0] += float(ratio.double().sum())
-        ratios[1] += tokens
+        sums.ratio_sum += float(ratio.double().sum())
         sums.num_counted += tokens
         if tokens:
             sums.largest_ratio = max(sums.largest_ratio, float(ratio.max()))

@@ -1,8 +1,6 @@
-"""Rewards that hold networks, which every rank has: each rank scores its share of the rollouts.
+"""Rewards that hold networks, which every rank has: each rank scores its share of the rollouts, when rank 0 asks.
 
-Where all ranks hold the rollouts (evaluations, estimators) they call `scores_on_ranks` together. While rank 0 draws,
-the others wait for what it has drawn, and its event loop has them score (`RankScores`): a batch that was drawn ahead
-when its turn has come.
+While rank 0 draws, its event loop has them score (`RankScores`): a batch that was drawn ahead when its turn has come.
 """
 
 import asyncio
@@ -16,11 +14,11 @@ import torch
 from espalier.data.records import Trajectory
 from espalier.rewards.process import packs_prompts
 from espalier.rewards.score import ASKED, HoldsModels, Reward, Score, asks_engines
-from espalier.rl.group_scores import checked_scores, computes_here, score, trajectories_of, with_scores
+from espalier.rl.group_scores import checked_scores, computes_here, trajectories_of, with_scores
 from espalier.rl.row_shares import read_shares
 from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank, world_size
+from espalier.runtime.distributed import world_size
 
 R = TypeVar("R")
 
@@ -32,17 +30,16 @@ def is_shared(reward: Reward) -> bool:
 
 
 def scores_on_ranks(trajectories: Iterable[Trajectory], reward: Reward) -> list[Score]:
-    """Return the scores of trajectories that every rank has, on every rank; a collective call. Raises ProbeFailed where
-    one is no number. Where the reward is not shared rank 0 alone reads the trajectories."""
+    """Return the scores; on rank 0, which has all ranks score where the reward is shared. Raises ProbeFailed where one
+    is no number."""
+    rows = list(trajectories)
     if not is_shared(reward):
-        return from_main_rank(lambda: checked_scores(list(trajectories), reward))
-    return read_shares(list(trajectories), partial(checked_scores, reward=reward), _packs_prompts(reward))
+        return checked_scores(rows, reward)
+    return read_shares(rows, partial(checked_scores, reward=reward), _packs_prompts(reward))
 
 
 def score_on_ranks(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
-    """Return groups that every rank has with their scores, on every rank, as `scores_on_ranks`."""
-    if not is_shared(reward):
-        return from_main_rank(lambda: score(groups, reward))
+    """Return the groups with their scores, as `scores_on_ranks`."""
     return with_scores(groups, scores_on_ranks(trajectories_of(groups), reward))
 
 
@@ -54,8 +51,8 @@ def _packs_prompts(reward: Reward) -> bool:
 
 @dataclass
 class RankScores(Generic[R]):
-    """Has the main threads of all ranks score while they wait for what a coroutine of rank 0's event loop returns: it
-    asks by `score`, as often as it likes, where `serve` runs."""
+    """Has the main threads of all ranks score while that of rank 0 waits for what a coroutine of its event loop
+    returns: it asks by `score`, as often as it likes, where `serve` runs."""
 
     loop: BackgroundLoop
     _asked: asyncio.Queue[tuple[list[Trajectory], asyncio.Future[list[Score]]]] = field(
@@ -70,19 +67,16 @@ class RankScores(Generic[R]):
         self._asked.put_nowait((trajectories, reply))
         return await reply
 
-    def serve(self, work: Callable[[], Coroutine[Any, Any, R]], reward: Reward) -> R | None:
-        """Return what the coroutine of `work` returns, on rank 0; None on the others. On every rank, from its main
-        thread, however long it takes. What interrupts the wait ends the coroutine first (`BackgroundLoop.run`); what is
-        being scored is scored to its end."""
-        scores: list[Score] | None = None
-        while (asked := from_main_rank(partial(self._go_on, work, scores))) is not None:
-            scores = scores_on_ranks(asked, reward)
+    def serve(self, work: Callable[[], Coroutine[Any, Any, R]], reward: Reward) -> R:
+        """Return what the coroutine of `work` returns; on rank 0, from its main thread, however long it takes. What
+        interrupts the wait ends the coroutine first (`BackgroundLoop.run`); what is being scored is scored to its
+        end."""
+        asked = self.loop.run(self._begin(work))
+        while asked is not None:
+            asked = self.loop.run(self._answer(scores_on_ranks(asked, reward)))
         done, self._work = self._work, None  # nobody else holds a whole batch
-        return done.result() if done is not None else None
-
-    def _go_on(self, work: Callable[[], Coroutine[Any, Any, R]], scores: list[Score] | None) -> list[Trajectory] | None:
-        """Return what is to be scored next; None where nothing is any more."""
-        return self.loop.run(self._begin(work) if scores is None else self._answer(scores))
+        assert done is not None
+        return done.result()
 
     async def _begin(self, work: Callable[[], Coroutine[Any, Any, R]]) -> list[Trajectory] | None:
         self._asked = asyncio.Queue()

@@ -3,12 +3,11 @@ rollouts and their tensors. It is called on every rank with the same groups, and
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, Trajectory
 from espalier.data.training_layout import STEPS
 from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
 from espalier.rewards.process import packs_prompts, score_trajectories
@@ -74,12 +73,15 @@ class ProcessConsistencyFilter:
         return {"filter's process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Score the steps of all rollouts, every rank its share, and choose."""
+        """Score the steps of all rollouts, each rank its share, and choose; on rank 0."""
         trajectories = trajectories_of(groups)
         self.prompts(trajectories)
-        score = partial(score_trajectories, self.model, pad_id=0, batch_tokens=self.batch_tokens)
-        scores = iter(read_shares(trajectories, score, packs_prompts(self.model)))
+        scores = iter(read_shares(trajectories, self.scores, packs_prompts(self.model)))
         return [self.choose(group, [next(scores) for _ in group.rollouts]) for group in groups]
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """Return one score per step, in [0, 1], of each trajectory."""
+        return score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
 
     def choose(self, group: RolloutGroup, scores: Sequence[Sequence[float]]) -> RolloutGroup:
         """Choose by the step scores of every rollout."""

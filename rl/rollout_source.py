@@ -53,13 +53,15 @@ class RolloutSource(Protocol):
 
     def take_generated(self) -> int:
         """Return the tokens that engines generated for training since the last call, those of a program before that no
-        call has returned included."""
+        call has returned included; on rank 0."""
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
-        """Return scored groups that the policy of version `iteration` is to be trained on, the same on every rank."""
+        """Return scored groups that the policy of version `iteration` is to be trained on; on rank 0, which leads
+        (`runtime.leading`)."""
 
     def value(self, num_tokens: int) -> dict[str, float]:
-        """Take in how many tokens the estimator of an iteration has had sampled; return their balance as metrics."""
+        """Take in how many tokens the estimator of an iteration has had sampled; return their balance as metrics. On
+        rank 0."""
 
     def at_rest(self, version: int) -> AbstractContextManager[None]:
         """Have the engines take the weights of `version` within the block; on every rank."""
@@ -120,9 +122,7 @@ class SampledGroups:
         return self.ahead.look(self._version, self.params, self.sampler.begun)
 
     def take_generated(self) -> int:
-        """Rank 0 knows; else 0."""
-        if not is_main_rank():
-            return 0
+        """From the loop, which draws on."""
         generated, self._num_counted = self.sampler.generated_tokens - self._num_counted, self.sampler.generated_tokens
         self._num_counted_ahead = self.loop.run(_call(self._look_ahead)).num_tokens
         return generated
@@ -141,11 +141,11 @@ class SampledGroups:
         self._num_counted_ahead -= self.ahead.num_uncounted
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
-        """Rank 0 draws and scores, however long that takes; networks score on all ranks where they wait for it."""
+        """Draw and score, however long that takes; networks score on all ranks."""
         self._version = iteration
         with self.metrics.clock.phase("rollout"):
             drawn = self._ranks.serve(lambda: self._next(iteration), self.reward)
-        groups, measured = from_main_rank(lambda: self._take(iteration, drawn))
+        groups, measured = self._take(iteration, *drawn)
         if self.rollout_filter is not None:
             right = [trajectory.is_correct for trajectory in trajectories_of(groups)]
             measured["rollout/unfiltered_accuracy"] = sum(right) / len(right)
@@ -153,7 +153,7 @@ class SampledGroups:
                 kept = self.rollout_filter(groups)
             self.ledger.filtered += tokens_of(groups) - tokens_of(kept)
             groups = kept
-        self.metrics.add(measured | from_main_rank(lambda: self._balance(iteration, groups)))
+        self.metrics.add(measured | self._balance(iteration, groups))
         return groups
 
     @contextmanager
@@ -169,7 +169,7 @@ class SampledGroups:
             self.loop.run(_call(self.sampler.go_on))
 
     def value(self, num_tokens: int) -> dict[str, float]:
-        """Rank 0 knows. Raises LedgerOpen."""
+        """Raises LedgerOpen."""
 
         def close() -> dict[str, float]:
             sampler = self.sampler
@@ -177,15 +177,11 @@ class SampledGroups:
             begun = sampler.begun
             return self.ledger.close_completions(sampler.completion_tokens, begun.waiting_tokens, begun.dropped_tokens)
 
-        return from_main_rank(lambda: self.loop.run(_call(close)))
+        return self.loop.run(_call(close))
 
-    def _take(
-        self, iteration: int, drawn: tuple[DrawnBatch, int] | None
-    ) -> tuple[list[RolloutGroup], dict[str, float]]:
-        """Return (the scored groups to train on, before a filter, what was drawn for them); on rank 0, which has what
-        was `drawn`."""
-        assert drawn is not None
-        config, (batch, num_ready) = self.config, drawn
+    def _take(self, iteration: int, batch: DrawnBatch, num_ready: int) -> tuple[list[RolloutGroup], dict[str, float]]:
+        """Return (the scored groups to train on, before a filter, what was drawn for them)."""
+        config = self.config
         self.metrics.clock.move("rollout", "reward", batch.reward_seconds)
         groups = batch.groups
         if config.rollout.dynamic_sampling_rounds > 0:
@@ -215,7 +211,7 @@ class SampledGroups:
         return groups, measured
 
     def _balance(self, iteration: int, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Return the metrics of what is trained on, with the ledger's; on rank 0. Raises LedgerOpen."""
+        """Return the metrics of what is trained on, with the ledger's. Raises LedgerOpen."""
         self.ledger.train(groups, iteration)
         # both sides are looked at in the loop's thread, which changes them together
         balance = self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))

@@ -1,12 +1,12 @@
-"""Which rank computes which rollouts, in which micro-batches, and how what each rank has made comes to all.
+"""Which rank computes which rollouts, and in which micro-batches.
 
-A deal is a function of token ids and lengths alone, so that every rank knows the rows of all ranks without asking. Rows
-are dealt anew for every pass and every minibatch: what a pass costs is balanced even where some rows of the iteration
-are left out of it (those without a gradient).
+Rank 0 deals. Rows are dealt anew for every pass and every minibatch: what a pass costs is balanced even where some rows
+of the iteration are left out of it (those without a gradient). How they travel: `rl.row_parts`.
 """
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -14,9 +14,12 @@ import torch
 
 from espalier.data.batches.packing import MIN_SHARED, in_batches
 from espalier.data.records import Trajectory
-from espalier.runtime.distributed import gather_over_ranks, gather_vectors, rank, wait_visibly, world_size
+from espalier.runtime.distributed import world_size
+from espalier.runtime.leading import ask
 
 R = TypeVar("R")
+Cut = tuple[torch.Tensor, int]
+"""A micro-batch: (row numbers [r], tokens of the longest)."""
 
 
 def deal_longest_first(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -124,26 +127,24 @@ def _common_tokens(row: Sequence[int], other: Sequence[int]) -> int:
 def read_shares(
     trajectories: Sequence[Trajectory], read: Callable[[list[Trajectory]], Sequence[R]], is_packed: bool
 ) -> list[R]:
-    """Return what `read` gives of each of the trajectories (picklable), in order, on every rank: each rank reads its
-    share. A collective call with the same trajectories on all; what one rank raises ends all. A number may depend on
-    which rows stand beside one another, so on the number of ranks, by rounding."""
+    """Return what `read` gives of each of the trajectories (picklable), in order: each rank reads its share, when rank
+    0 asks (`runtime.leading`). A number may depend on which rows stand beside one another, so on the number of ranks,
+    by rounding."""
     deal = deal_trajectories(trajectories, is_packed)
-    mine = deal[rank()]
-    own = list(zip(mine, read([trajectories[place] for place in mine]) if mine else [], strict=True))
-    pairs = [pair for part in gather_over_ranks(own) for pair in part]
-    found = dict(pairs)
-    if len(pairs) != len(trajectories) or len(found) != len(pairs):  # where packing works on some ranks alone
-        raise RuntimeError(
-            f"ranks dealt {len(trajectories)} rollouts differently: have alike GPUs and libraries on all"
-        )
-    return [found[place] for place in range(len(trajectories))]
+    found = ask([partial(_read, read, [trajectories[place] for place in places]) for places in deal])
+    pairs = [pair for places, part in zip(deal, found, strict=True) for pair in zip(places, part, strict=True)]
+    return [answer for _, answer in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _read(read: Callable[[list[Trajectory]], Sequence[R]], trajectories: list[Trajectory]) -> list[R]:
+    return list(read(trajectories)) if trajectories else []
 
 
 def micro_batches(
     attention_mask: torch.Tensor, rows: torch.Tensor, size: int, is_packed: bool, max_tokens: int = 0
-) -> Iterator[tuple[torch.Tensor, int]]:
+) -> Iterator[Cut]:
     """Cut `rows` [R] of `attention_mask` [N, T] into at most `size` each, or where `max_tokens` is above 0 into as many
-    as have so many tokens together, and one at least: (row numbers [r], tokens of the longest).
+    as have so many tokens together, and one at least.
 
     Where the pass packs rows, they are taken by number: the rollouts of a problem are neighbours and share their
     prompt (`max_tokens` counts it for each). Where it pads them, by length (`max_tokens` counts the padding).
@@ -159,26 +160,17 @@ def micro_batches(
         yield ordered[cut], int(lengths[cut].max())
 
 
-def most_passes(num_own: int) -> int:
-    """Return how many forward passes the rank with the most micro-batches makes. ZeRO-3 gathers weights in every pass,
-    and gradients are reduced in every backward pass: a rank with fewer has to make as many."""
-    return max(gather_over_ranks(num_own))
-
-
-def fill_from_ranks(wholes: Sequence[torch.Tensor], mask: torch.Tensor, deal: Sequence[torch.Tensor]) -> None:
-    """Put into each of `wholes` [N, T], in place, what the other ranks have at the tokens of `mask` [N, T] in their
-    rows of `deal`; a collective call. Nothing but these tokens travels, each once to every rank."""
-    if world_size() == 1:
-        return
-    sizes = [int(mask[rows].sum()) for rows in deal]
-    wait_visibly("the rows of all ranks")
-    for whole in wholes:
-        own = deal[rank()]
-        parts = gather_vectors(whole[own][mask[own]], sizes)
-        for rows, part in zip(deal, parts, strict=True):
-            filled = whole[rows]
-            filled[mask[rows]] = part
-            whole[rows] = filled
+def cuts_of_ranks(
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    rows: torch.Tensor,
+    is_packed: bool,
+    size: int,
+    max_tokens: int = 0,
+) -> list[list[Cut]]:
+    """Return the micro-batches of every rank: of `rows` [R] of `ids`, `attention_mask` [N, T], dealt by tokens."""
+    deal = deal_rows(ids, attention_mask, rows, is_packed)
+    return [list(micro_batches(attention_mask, own, size, is_packed, max_tokens)) for own in deal]
 
 
 Take = Callable[[torch.Tensor], torch.Tensor]

@@ -101,7 +101,6 @@ class Trainer(Iteration):
                 if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
                     break
                 values = self.iterate(iteration)
-                values |= hand_over(self.metrics, values)
                 done = iteration + 1
                 self.tracking.log(done, values)
                 self._write_timeline()

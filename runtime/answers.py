@@ -2,14 +2,19 @@
 
 A token id takes 4 bytes in place of 3 to 5, a log-prob that an engine computed in float32 4 bytes in place of 9. What
 arrives is equal, number by number. Ids that are equal are then one Python object: 8 bytes per token in place of 40.
+
+What both ends have alike does not travel: it is `held`, in one order, and named by its place. A network that is not
+held is refused: it would arrive as a copy, which nobody trains.
 """
 
 import io
 import pickle
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 _FEWEST = 16
 """A shorter list is pickled as it is."""
@@ -40,14 +45,19 @@ def _as_numbers(numbers: Any) -> np.ndarray | None:
 class _Writer(pickle.Pickler):
     """Sets the numbers of lists apart."""
 
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: io.BytesIO, held: Sequence[Any]):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.held = {id(one): place for place, one in enumerate(held) if one is not None}
         self.parts: dict[str, list[np.ndarray]] = {_INTS: [], _FLOATS: [], _DOUBLES: []}
         self.sizes = dict.fromkeys(self.parts, 0)
         self.places: dict[int, tuple[Any, Place | None]] = {}  # by id; the object is kept, so that no other gets its id
 
-    def persistent_id(self, obj: Any) -> Place | None:
-        """Return where the numbers of a list stand; None for what is pickled as it is."""
+    def persistent_id(self, obj: Any) -> Place | int | None:
+        """Return where the numbers of a list stand, or a held object; None for what is pickled as it is."""
+        if id(obj) in self.held:
+            return self.held[id(obj)]
+        if isinstance(obj, torch.nn.Module):
+            raise TypeError(f"a network ({type(obj).__name__}) that ranks do not hold alike was to be sent to them")
         is_array = type(obj) is array and obj.typecode == "d"
         if not (is_array or type(obj) is list) or len(obj) < _FEWEST:
             return None
@@ -69,16 +79,18 @@ class _Writer(pickle.Pickler):
 class _Reader(pickle.Unpickler):
     """Puts the numbers back; a list that stood at several places is one list again."""
 
-    def __init__(self, file: io.BytesIO, numbers: dict[str, np.ndarray]):
+    def __init__(self, file: io.BytesIO, numbers: dict[str, np.ndarray], held: Sequence[Any]):
         super().__init__(file)
-        self.numbers = numbers
+        self.numbers, self.held = numbers, held
         self.found: dict[Place, Any] = {}
         ids = numbers[_INTS]
         fits = len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) < _LARGEST_SHARED
         self.shared = np.array(range(int(ids.max()) + 1), dtype=object) if fits else None
 
-    def persistent_load(self, place: Place) -> Any:
-        """Return the list or array that stood there."""
+    def persistent_load(self, place: Place | int) -> Any:
+        """Return the list or array that stood there, or what is held."""
+        if isinstance(place, int):
+            return self.held[place]
         if place not in self.found:
             kind, first, end, is_array = place
             part = self.numbers[kind][first:end]
@@ -91,17 +103,17 @@ class _Reader(pickle.Unpickler):
         return self.found[place]
 
 
-def packed(answer: Any) -> bytes:
-    """Pickle `answer`; `unpacked` gives back what is equal to it."""
+def packed(answer: Any, held: Sequence[Any] = ()) -> bytes:
+    """Pickle `answer`; `unpacked` gives back what is equal to it. Raises TypeError on a network that is not held."""
     file = io.BytesIO()
-    writer = _Writer(file)
+    writer = _Writer(file, held)
     writer.dump(answer)
     numbers = {kind: np.concatenate(parts) for kind, parts in writer.parts.items() if parts}
     return pickle.dumps((file.getvalue(), numbers), protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def unpacked(content: bytes) -> Any:
-    """Return what `packed` was given."""
+def unpacked(content: bytes, held: Sequence[Any] = ()) -> Any:
+    """Return what `packed` was given, with this end's own of what is held."""
     objects, numbers = pickle.loads(content)
     none = {_INTS: np.zeros(0, np.int32), _FLOATS: np.zeros(0, np.float32), _DOUBLES: np.zeros(0)}
-    return _Reader(io.BytesIO(objects), none | numbers).load()
+    return _Reader(io.BytesIO(objects), none | numbers, held).load()

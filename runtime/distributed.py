@@ -32,6 +32,37 @@ HearWait = Callable[[int, float, float], None]
 """(the rank that came last, begin and end of this rank's wait, of `time.monotonic()`)"""
 
 _hear: HearWait | None = None
+_is_alone = False
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Have rank 0 act without the others within the block, who wait for what it asks (`runtime.leading`):
+    `from_main_rank` makes the call, and a collective raises RuntimeError."""
+    with _being(is_alone=True):
+        yield
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Within `alone`: all ranks are at work again."""
+    with _being(is_alone=False):
+        yield
+
+
+@contextmanager
+def _being(is_alone: bool) -> Iterator[None]:
+    global _is_alone
+    before, _is_alone = _is_alone, is_alone
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
+def _check_together() -> None:
+    if _is_alone:
+        raise RuntimeError("a collective of all ranks, while the others wait for what rank 0 asks")
 
 
 def device() -> torch.device:
@@ -95,6 +126,7 @@ def limit_all_groups() -> None:
 
 def _wait(place: str, is_limited: bool = False) -> None:
     """Until all ranks are here, however long that takes, as long as they give signs of life, or within the limit."""
+    _check_together()
     others = peers()
     if others is not None:
         begun = time.monotonic()
@@ -134,6 +166,7 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     """Return element-wise float64 sum of a list that has the same length on every rank."""
     if world_size() == 1:
         return values
+    _check_together()
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
@@ -156,7 +189,7 @@ def from_main_rank(call: Callable[[], T]) -> T:
     What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code. Stopped is an
     answer like another: all ranks raise it, and go on together.
     """
-    if world_size() == 1:
+    if world_size() == 1 or _is_alone:
         return call()
     answer = _answer_or_stopped(call) if is_main_rank() else None
     sent: list[Any] = [packed(answer) if is_main_rank() else None]
@@ -175,31 +208,27 @@ def _answer_or_stopped(call: Callable[[], T]) -> T | Stopped:
         return stopped
 
 
-def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum a CPU tensor [...] that has the same shape on every rank; the same sum on all of them."""
-    if world_size() == 1:
-        return tensor
-    moved = tensor.to(device())
-    dist.all_reduce(moved)
-    return moved.cpu()
+def scatter_from_main_rank(contents: Sequence[bytes] | None) -> bytes:
+    """Return this rank's own of `contents`, which rank 0 has; a collective call."""
+    _wait("what rank 0 asks")
+    found: list[Any] = [None]
+    dist.scatter_object_list(found, None if contents is None else list(contents), src=0)
+    return bytes(found[0])
 
 
-def gather_vectors(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Return the CPU vector of every rank, in their order, on every rank; `vector` [sizes[rank]] is this one's, and all
-    know the `sizes`."""
-    if world_size() == 1:
-        return [vector]
-    sent = torch.zeros(max(sizes), dtype=vector.dtype, device=device())
-    sent[: len(vector)] = vector.to(device())
-    found = [torch.empty_like(sent) for _ in sizes]
-    dist.all_gather(found, sent)
-    return [part[:size].cpu() for part, size in zip(found, sizes, strict=True)]
+def gather_on_main_rank(content: bytes) -> list[bytes]:
+    """Return the content of every rank, in their order, on rank 0, none on the others; a collective call."""
+    _wait("what rank 0 asked for")
+    found: list[Any] | None = [None] * world_size() if is_main_rank() else None
+    dist.gather_object(content, found, dst=0)
+    return [] if found is None else found
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
     """Sum `.grad` over ranks in place (losses are already divided by the global count)."""
     if world_size() == 1:
         return
+    _check_together()
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

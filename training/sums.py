@@ -32,7 +32,15 @@ class Sums:
 
     def means(self) -> dict[str, float]:
         """Return means over all ranks; none of what no rank has counted."""
-        return finish_metrics({name: total / count for name, (total, count) in self.totals().items() if count})
+        return _means(self.totals())
+
+    def own_means(self) -> dict[str, float]:
+        """Return means of what was added here."""
+        return _means(self.rows)
+
+
+def _means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    return finish_metrics({name: total / count for name, (total, count) in totals.items() if count})
 
 
 def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:

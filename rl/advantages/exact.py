@@ -16,8 +16,7 @@ from espalier.rl.credit.step_credit import step_advantages
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.distributed import from_main_rank
-from espalier.values.exact.state_values import ExactSettings, ExactValues, enumerable, exact_values
+from espalier.values.exact.state_values import ExactSettings, enumerable, exact_values
 
 log = logging.getLogger("rl")
 # Beyond this total variation between merged prefixes their values are no longer to be called exact.
@@ -64,9 +63,7 @@ class ExactAdvantage:
         problems = {group.problem.id: group.problem for group in groups}
         params, sampler = context.params, context.sampler
         settings = self.settings(params.max_tokens, params.temperature)
-        found: ExactValues = from_main_rank(
-            lambda: exact_values(context.policy, sampler.tokenizer, sampler.task, problems, trajectories, settings)
-        )
+        found = exact_values(context.policy, sampler.tokenizer, sampler.task, problems, trajectories, settings)
         error = found.merge_error.total_variation
         if error > _MAX_MERGE_ERROR:
             log.warning("advantage=exact: decisions after merged prefixes differ by %.2f (total variation): the "

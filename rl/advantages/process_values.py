@@ -9,12 +9,11 @@ step would pay the difference. A warning says so (rl/credit_watch.py).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, Trajectory
 from espalier.data.training_layout import STEPS
 from espalier.models.frozen_reward import PromptWatch, load_frozen_reward, place
 from espalier.rewards.process import packs_prompts, score_trajectories
@@ -57,6 +56,10 @@ class ProcessValueAdvantage:
         """Name the one network."""
         return {"process reward model": self.model}
 
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """Return one score per step, in [0, 1], of each trajectory."""
+        return score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
+
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step; every rank scores its share of the rollouts.
 
@@ -64,8 +67,7 @@ class ProcessValueAdvantage:
         """
         trajectories = trajectories_of(groups)
         self.prompts(trajectories)
-        score = partial(score_trajectories, self.model, pad_id=0, batch_tokens=self.batch_tokens)
-        scores = read_shares(trajectories, score, packs_prompts(self.model))
+        scores = read_shares(trajectories, self.scores, packs_prompts(self.model))
         every = [score for row in scores for score in row]
         last = [row[-1] for row in scores if row]
         metrics = {

@@ -2,14 +2,15 @@
 
 `look` stands between the tensors of the rollouts and the estimator, `compare` between the old policy's log-probs and
 the first step, `check_update` behind the update and before the delivery and the checkpoint: what stops the run there
-leaves the last checkpoint as it was. Every rank looks at the same tensors and comes to the same verdict.
+leaves the last checkpoint as it was. Rank 0 looks; passes are made on all ranks, which may hold parts of the policy.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ from espalier.rl.probes.checks import (
 from espalier.rl.probes.diagnosis import MAX_ROWS, LogprobMismatch, diagnose, truncated_logprobs
 from espalier.rl.probes.rounding import rounded, rounds_nothing
 from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.leading import ask_alike
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SamplingParams
 
@@ -60,7 +62,7 @@ def check_probes(limits: ProbesConfig) -> None:
 
 
 class Engines(Protocol):
-    """What samples, as it answers on every rank."""
+    """What samples."""
 
     @property
     def computes_in(self) -> torch.dtype:
@@ -236,8 +238,7 @@ class Watch:
             return rows, None
         width = int(experience.attention_mask[rows].sum(-1).max())
         ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
-        with rounded(network(self.model), dtype):
-            return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
+        return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32", dtype)
 
     def _pooled(self, experience: Experience, rows: slice, scored: torch.Tensor | None) -> Gap:
         """Return what rounding makes of the trainer's log-probs, whoever drew the tokens: by these rows and the looks
@@ -288,8 +289,7 @@ class Watch:
         found["surprise"], errors = surprise(*values, self._own)
         if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
             return None
-        logits = self._logits(experience.ids, experience.attention_mask)
-        variances = torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
+        variances = ask_alike(partial(self.variances, experience.ids, experience.attention_mask))
         _, errors = surprise(*values, self._own, variances)
         if abs(errors) <= _SURE:
             return None
@@ -338,10 +338,36 @@ class Watch:
         return autocast(device, precision) if self.computing_in is None else self.computing_in(precision)
 
     def _rescore(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float, precision: str = ""
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        temperature: float,
+        top_p: float,
+        precision: str = "",
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        logits = self._logits(ids, attention_mask, precision)
-        return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
+        """Return the log-probs of rows by the policy, in the arithmetic of `dtype` where there is one."""
+        call = partial(self.rescored, ids, attention_mask, temperature, top_p, precision, dtype)
+        return ask_alike(call)
+
+    def rescored(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        temperature: float,
+        top_p: float,
+        precision: str,
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor:
+        """On every rank: `_rescore`."""
+        with rounded(network(self.model), dtype) if dtype is not None else nullcontext():
+            logits = self._logits(ids, attention_mask, precision)
+            return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
+
+    def variances(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """On every rank: the variance of -log-prob at every place of rows, [B, T]."""
+        logits = self._logits(ids, attention_mask)
+        return torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
 
 
 def _variances(logits: torch.Tensor, temperature: float) -> torch.Tensor:
