@@ -1,8 +1,8 @@
 """Advantages for `test_rank_estimates.py`: `python rank_estimates.py POLICY PRM OUT`, alone or behind a launcher.
 
 Estimators that ask the sampler, the reward or a network of their own, on rollouts that are drawn through the context;
-every rank writes what it has to OUT/<rank>.pt, with the tokens that its process reward model has read. A sampler or a
-reward without networks that is asked on another rank than 0 raises.
+every rank writes what it has to OUT/<rank>.pt: estimates on rank 0, the tokens that its process reward model has read.
+A sampler or a reward without networks that is asked on another rank than 0 raises.
 """
 
 import sys
@@ -24,12 +24,13 @@ from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import is_main_rank, process_group, rank
+from espalier.runtime.leading import lead
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 from tests.support.rl_cases import PARAMS, FakeClient
 
@@ -80,22 +81,19 @@ def main() -> None:
         network = load_policy(str(policy), "eager")
         params = replace(PARAMS, max_tokens=40)
         context = EstimatorContext(loop, sampler, share_of_ones, params, 0, clock, policy=network, micro_batch_size=4)
-        groups = context.rollout(task.problems("train")[:2], params, "rl-0")
-        experience, _ = make_experience(
-            groups, network, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0, clock=clock
-        )
-        experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
-        estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
-        assert set(clock.take()) == {"seconds/completions", "seconds/reward", "seconds/prefill"}
-        # where ranks differ, that of rank 0 counts, at every token
-        one = estimates["vineppo"]
-        own = replace(one, advantages=one.advantages * (1 + rank()), returns=one.advantages * (2 - rank()))
-        shared = estimate_of_main_rank(own, experience.response_mask)
-        assert shared.returns is not None
-        assert torch.equal(shared.advantages, one.advantages)
-        assert torch.equal(shared.returns, 2 * one.advantages)
-        assert (shared.to_come, shared.return_weights, shared.metrics) == (None, None, one.metrics)
-    found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
+
+        def work() -> dict[str, Any]:
+            groups = context.rollout(task.problems("train")[:2], params, "rl-0")
+            experience, _ = make_experience(
+                groups, network, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0, clock=clock
+            )
+            experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
+            estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
+            assert set(clock.take()) == {"seconds/completions", "seconds/reward", "seconds/prefill"}
+            return {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
+
+        found = lead(work, [network, *estimators.values()], clock)
+        assert (found is None) == (rank() != 0)
     torch.save((found, num_read), out / f"{rank()}.pt")
 
 

@@ -8,7 +8,8 @@ output=RUN_DIR`, alone or behind a launcher. The last part of RUN_DIR's name say
 - `stopped`: rank 0 gets SIGTERM while all score the rollouts of the second iteration, at the first start;
 - `nan_ahead`, `stopped_ahead`: the same of batches that are drawn ahead.
 
-Every rank writes RUN_DIR/<rank>.json: the tokens that it has scored, and the scores of every rollout that it got.
+Every rank writes RUN_DIR/<rank>.json: the tokens that it has scored, and the scores of every rollout that it trains on:
+of all on rank 0, of none on others.
 """
 
 import json

@@ -10,6 +10,7 @@ request alone, so that no rounding changes what is learnt from; the engine that 
 delivered. Keys are those of main.py."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -24,13 +25,15 @@ import torch
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
+from espalier.rl import row_parts
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
 from espalier.rl.advantages.prime import PRIME
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.row_parts import RowPart
 from espalier.rl.trainer import Trainer
-from espalier.rl.types import Estimate
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import process_group, rank
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, ImplicitRewardConfig, KLConfig, RLConfig
@@ -38,53 +41,57 @@ from tests.support.rl_cases import make_trainer, on_repeatable
 
 
 class AskingGRPO(GRPO):
-    """Reads the old log-probs, has the first problem answered and scored once more, and differs by rank: what counts is
-    the main rank's."""
+    """Reads the old log-probs, and has the first problem answered and scored once more; on rank 0 alone."""
 
     def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
+        assert rank() == 0
         estimate = super().__call__(groups, experience, context)
         mean = float(experience.old_logprobs[experience.response_mask].mean())
         (group,) = context.rollout([groups[0].problem], context.params, "more")
         (again,) = context.score([group.rollouts[0].trajectory])
         assert again == group.scores[0]
-        advantages = estimate.advantages * (1 + rank())
-        return replace(
-            estimate, advantages=advantages, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)}
-        )
+        return replace(estimate, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)})
 
 
-def signal_in_update(trainer: Trainer) -> None:
-    """In that of the second iteration."""
-    step: Any = trainer.policy.step
+def at_step(trainer: Trainer, number: int, do: Callable[[], None]) -> None:
+    """On this rank, when it begins the step `number` of the policy, from 0."""
+    start, begun = trainer.policy.engine.start_step, list[int]()
 
-    def signals(experience: Any, rows: Any, number: int, sums: Any) -> Any:
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(experience, rows, number, sums)
+    def starts(num_passes: int) -> None:
+        if len(begun) == number:
+            do()
+        begun.append(num_passes)
+        start(num_passes)
 
-    trainer.policy.step = signals  # type: ignore[method-assign]
+    trainer.policy.engine.start_step = starts  # type: ignore[method-assign]
 
 
 SLOWER = 0.3  # seconds per backward pass
 TIMES = "times_of_rank_1"
-"""When its updates began, by rank 0's clock: in the run's folder."""
+"""When its steps began, by rank 0's clock: in the run's folder."""
 
 
 def slow_down(trainer: Trainer, true_time: Callable[[], float]) -> None:
     """Each of this rank's backward passes of the policy."""
-    backward, learn = trainer.policy.engine.backward, trainer.learn
+    engine = trainer.policy.engine
+    backward, start = engine.backward, engine.start_step
 
     def slow(loss: torch.Tensor) -> None:
         time.sleep(SLOWER)
         backward(loss)
 
-    def timed(experience: Any, iteration: int) -> dict[str, float]:
+    def timed(num_passes: int) -> None:
         with (trainer.run_dir / TIMES).open("a") as file:
             file.write(f"{true_time()!r}\n")
-        return learn(experience, iteration)
+        start(num_passes)
 
-    trainer.policy.engine.backward = slow  # type: ignore[method-assign]
-    trainer.learn = timed  # type: ignore[method-assign]
+    engine.backward, engine.start_step = slow, timed  # type: ignore[method-assign]
+
+
+def held(*kinds: type) -> list[Any]:
+    """What this process has of them."""
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, kinds)]
 
 
 def of_another_machine() -> None:
@@ -92,18 +99,6 @@ def of_another_machine() -> None:
     since_start, since_1970 = time.monotonic, time.time
     time.monotonic = lambda: since_start() + 1000.0
     time.time = lambda: since_1970() - 500.0
-
-
-def die_in_update(trainer: Trainer) -> None:
-    """In that of the third iteration."""
-    step: Any = trainer.policy.step
-
-    def dies(experience: Any, rows: Any, number: int, sums: Any) -> Any:
-        if number == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(experience, rows, number, sums)
-
-    trainer.policy.step = dies  # type: ignore[method-assign]
 
 
 def run_stopped(trainer: Trainer) -> None:
@@ -116,7 +111,7 @@ def run_stopped(trainer: Trainer) -> None:
 
     trainer.rollout_source.sampler.client.close = close  # type: ignore[method-assign]
     if rank() == 1:
-        signal_in_update(trainer)
+        at_step(trainer, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))  # of the second iteration
     try:
         trainer.run()
     finally:
@@ -150,6 +145,7 @@ def main() -> None:
         elif not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
+            row_parts.MOST_TOKENS = 60  # rows of a rank come in several parts
         kind["further"] = {"asking": AskingGRPO(True)} if "further" in sys.argv else {}
         trainer = make_trainer(
             policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
@@ -169,11 +165,12 @@ def main() -> None:
         if "slow" in sys.argv and rank() == 1:
             slow_down(trainer, true_time)
         if "killed" in sys.argv:
-            die_in_update(trainer)
+            at_step(trainer, 5, lambda: os.kill(os.getpid(), signal.SIGKILL))  # of the third iteration
         if "stopped" in sys.argv:
             run_stopped(trainer)
         else:
             trainer.run()
+        assert rank() == 0 or not held(Experience, RolloutGroup, RowPart)
         trainer.save_model()
 
 
