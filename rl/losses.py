@@ -180,7 +180,7 @@ def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -
 
     With `shifts_mean` false the values [N, T] are only scaled.
 
-    Every rank holds all rollouts of the iteration, so these are the mean and variance over all ranks. Variance
+    Rank 0 holds all rollouts of the iteration, so these are the mean and variance over all ranks. Variance
     is that of a sample (n - 1); 1e-8 is added to it.
     """
     chosen = values[mask].double()

@@ -12,7 +12,7 @@ import torch
 
 from espalier.rl.iteration_metrics import Clock
 
-# Rows [R] → log-probs and entropies [N, T] that hold those rows; a collective call.
+# Rows [R] → log-probs and entropies [N, T] that hold those rows.
 ScoreRows = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
@@ -42,7 +42,7 @@ class OldLogprobs:
 
     @property
     def logprobs(self) -> torch.Tensor:
-        """[N, T], 0 outside the response; what is not known yet is scored first, so every rank has to read."""
+        """[N, T], 0 outside the response; what is not known yet is scored first, by all ranks."""
         self.score()
         return self._logprobs
 
@@ -63,7 +63,7 @@ class OldLogprobs:
         return made
 
     def score(self, rows: torch.Tensor | None = None) -> None:
-        """Score those of `rows` [R] (None: all) that are not known by a pass of their own; called on every rank."""
+        """Score those of `rows` [R] (None: all) that are not known by a pass of their own, on all ranks."""
         every = torch.arange(len(self._has))
         missing = every[~self._has] if rows is None else rows[~self._has[rows]].sort().values
         if len(missing) == 0:

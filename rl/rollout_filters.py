@@ -1,5 +1,5 @@
 """Which of a group's rollouts are trained on: more are drawn than are kept. A filter stands between what scores
-rollouts and their tensors. It is called on every rank with the same groups, and keeps the same rollouts on all."""
+rollouts and their tensors. It is called on rank 0; its network scores on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -106,7 +106,7 @@ class Experience:
 
     @property
     def old_logprobs(self) -> torch.Tensor:
-        """[N, T] by the policy before the update: a collective call where nobody has read them yet."""
+        """[N, T] by the policy before the update: a pass of all ranks where nobody has read them yet."""
         return self.old.logprobs
 
     @property

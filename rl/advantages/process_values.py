@@ -61,7 +61,7 @@ class ProcessValueAdvantage:
         return score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Give every response token the advantage of its step; every rank scores its share of the rollouts.
+        """Give every response token the advantage of its step; each rank scores its share of the rollouts.
 
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
