@@ -4,8 +4,8 @@
 scaled, and estimators that read rewards of tokens see both. The score of a response is the sum of its rewards, outcome
 and steps. Scores of responses that are not trained on (groups that agree, say) are not counted.
 
-Rank 0 holds all rollouts of an iteration, so the moments are those over all ranks. They are kept
-in double precision and come back from a checkpoint to the last bit.
+Rank 0 holds all rollouts of an iteration, so the moments are those over all ranks. They are kept in double precision
+and come back from a checkpoint to the last bit.
 """
 
 import json

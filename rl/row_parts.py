@@ -1,9 +1,9 @@
 """Rows of an iteration's rollouts on their way to the rank that computes them, and passes over them on all ranks.
 
 Rank 0 holds the tensors [N, T] of all rollouts. What another rank computes it gets with the call (`runtime.leading`):
-its rows of that pass, so many micro-batches of them that all ranks together get `MOST_TOKENS` tokens, and it keeps none.
-Every rank makes as many passes as the one with the most: ZeRO-3 gathers weights in every pass, and gradients are reduced
-in every backward pass.
+its rows of that pass, so many micro-batches of them that all ranks together get `MOST_TOKENS` tokens, and it keeps
+none. Every rank makes as many passes as the one with the most: ZeRO-3 gathers weights in every pass, and gradients are
+reduced in every backward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -74,8 +74,8 @@ class RolloutLog:
     def ask(
         self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext
     ) -> dict[str, list[StepCredit]]:
-        """Return by the name of every further estimator one answer per rollout of the groups that are written down;
-        before the update.
+        """Return by the name of every further estimator one answer per rollout of the groups that are written down,
+        from before the update.
 
         Each gets these groups and copies of their rows alone, samples of its own, and the random state is put back:
         what is learnt does not depend on what is asked here.
