@@ -23,7 +23,7 @@ from espalier.models.precision import autocast
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.row_parts import Masks, RowPart, fill, on_ranks
+from espalier.rl.row_parts import Masks, RowPart, joined, on_ranks
 from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.types import Experience, RolloutGroup
 
@@ -79,10 +79,10 @@ class RowScorer:
         sizes = (is_packed, self.micro_batch_size, self.micro_batch_tokens)
         cuts = cuts_of_ranks(self.ids, self.attention_mask, every, *sizes)
         masks = (self.ids, self.attention_mask, self.response_mask)
-        for own, scored in on_ranks(partial(score_part, model, call, self.precision), masks, {}, cuts):
-            for cut, outputs in zip(own, scored, strict=True):
-                for whole, values in zip(found, outputs, strict=True):
-                    fill(whole, self.response_mask, cut, values)
+        score = partial(score_part, model, num_outputs, call, self.precision)
+        for part, outputs in on_ranks(score, masks, {}, cuts):
+            for whole, values in zip(found, outputs, strict=True):
+                part.fill(whole, values)
         return found
 
     def logprobs(self, model: Any, temperature: float, rows: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -91,20 +91,21 @@ class RowScorer:
 
 
 @torch.no_grad()
-def score_part(model: Any, call: Score, precision: str, part: RowPart) -> list[list[torch.Tensor]]:
-    """Return what `call`, about `model`, gives of the response tokens of every micro-batch, on the CPU."""
+def score_part(model: Any, num_outputs: int, call: Score, precision: str, part: RowPart) -> list[torch.Tensor]:
+    """Return the `num_outputs` that `call`, about `model`, gives of the response tokens [tokens], on the CPU."""
     model.eval()
     device, rows = device_of(model), part.experience()
-    found = []
+    found: list[list[torch.Tensor]] = [[] for _ in range(num_outputs)]
     for cut, length in part.cuts:
         take = taker(cut, length, device)
         with autocast(device, precision):
             outputs = call(take(rows.ids), take(rows.attention_mask).long(), take(rows.response_mask))
         mask = rows.response_mask[cut, :length]
-        found.append([output.float().cpu()[mask] for output in outputs])
+        for parts, output in zip(found, outputs, strict=True):
+            parts.append(output.cpu()[mask])
     for _ in range(part.num_empty):
         _empty_pass(model)
-    return found
+    return [joined(parts) for parts in found]
 
 
 def device_of(model: Any) -> torch.device:

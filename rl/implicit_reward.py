@@ -24,7 +24,7 @@ from espalier.rl.experience import RowScorer, empty_loss, policy_logprobs
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import write_model
 from espalier.rl.rank_watch import RankWatch, pair_accuracy
-from espalier.rl.row_parts import RowPart, begin_step, fill, on_ranks, take_step
+from espalier.rl.row_parts import RowPart, begin_step, joined, on_ranks, take_step
 from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.training_engines import load_trained, make_training_engine
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -135,19 +135,18 @@ class ImplicitReward:
         begin_step(engine, cuts)
         masks = (experience.ids, experience.attention_mask, mask)
         call = partial(self.pass_back, outcomes, len(rows))
-        for own, (part, scored) in on_ranks(call, masks, {"reference_logprobs": reference}, cuts):
-            sums.add(part.rows)
-            for cut, logprobs in zip(own, scored, strict=True):
-                fill(seen, mask, cut, logprobs)
+        for part, (measured, logprobs) in on_ranks(call, masks, {"reference_logprobs": reference}, cuts):
+            sums.add(measured.rows)
+            part.fill(seen, logprobs)
         norm = take_step(engine, self.config.learning_rate)
         if not math.isfinite(norm):
             raise NotFinite(f"the implicit reward's gradient norm is {norm}: lower implicit_reward.learning_rate")
         sums.add({"grad_norm": (norm, 1)})
 
-    def pass_back(self, outcomes: torch.Tensor, count: int, part: RowPart) -> tuple[Sums, list[torch.Tensor]]:
+    def pass_back(self, outcomes: torch.Tensor, count: int, part: RowPart) -> tuple[Sums, torch.Tensor]:
         """On the rank that has the rows: add their gradients, of the loss divided by `count`; `outcomes` [N] are of all
-        rollouts. Return (what was measured, the log-probs of every micro-batch's response tokens). Raises NotFinite."""
-        rows, model, sums, seen = part.experience(), self.engine.model, Sums(), []
+        rollouts. Return (what was measured, the log-probs of the response tokens). Raises NotFinite."""
+        rows, model, sums, seen = part.experience(), self.engine.model, Sums(), list[torch.Tensor]()
         assert rows.reference_logprobs is not None
         for cut, length in part.cuts:
             take = taker(cut, length, self.engine.device)
@@ -166,7 +165,7 @@ class ImplicitReward:
             sums.add({"loss": (float(total.detach()), len(cut))})
         for _ in range(part.num_empty):
             self.engine.backward(empty_loss(model))
-        return sums, seen
+        return sums, joined(seen)
 
     def check(self, experience: Experience, estimate: Estimate) -> None:
         """Learn nothing from advantages."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.rl.experience import RowScorer
-from espalier.rl.row_shares import Cut
+from espalier.rl.row_parts import positions
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, is_main_rank
 from espalier.runtime.manifest import write_folder
@@ -32,16 +32,15 @@ class RowSums(Sums):
         self.num_counted = 0
         """Tokens."""
         self.keeps_rises = keeps_rises
-        self.rises: list[torch.Tensor] = []
-        """Of the response tokens of every micro-batch, or the largest one."""
+        self.rises = torch.zeros(0, dtype=torch.float64)
+        """Of the response tokens [tokens], or the largest one."""
 
     def add_rises(self, rises: torch.Tensor, mask: torch.Tensor) -> None:
         """Add those of a micro-batch, [R, length], at the tokens of `mask`."""
         found = rises[mask].double().cpu()
-        if self.keeps_rises:
-            self.rises.append(found)
-        else:  # not a number stays one
-            self.rises = [torch.cat([*self.rises, found, found.new_zeros(1)]).max().reshape(1)]
+        self.rises = torch.cat([self.rises, found])
+        if not self.keeps_rises and len(self.rises):  # not a number stays one
+            self.rises = self.rises.max().reshape(1)
 
 
 class UpdateSums(Sums):
@@ -60,17 +59,16 @@ class UpdateSums(Sums):
         self._rises = torch.zeros(num, dtype=torch.float64)
         self._num_epochs = num_epochs
 
-    def merge(self, part: RowSums, cuts: Sequence[Cut]) -> None:
-        """Add what a rank measured in passes over these micro-batches. A row is added once per epoch."""
+    def merge(self, part: RowSums, rows: torch.Tensor) -> None:
+        """Add what a rank measured in passes over `rows` [R]. A row is added once per epoch."""
         self.add(part.rows)
         self.largest_ratio = max(self.largest_ratio, part.largest_ratio)
         self.num_counted += part.num_counted
         if self._num_epochs == 1:
-            self._rises = torch.cat([self._rises, *part.rises]).max().reshape(1)  # not a number stays one
-            return
-        for (rows, _), rises in zip(cuts, part.rises, strict=True):
-            for row, own in zip(rows.tolist(), rises.split(self._sizes[rows].tolist()), strict=True):
-                self._rises[int(self._ends[row]) - len(own) : int(self._ends[row])] += own
+            self._rises = torch.cat([self._rises, part.rises]).max().reshape(1)
+        else:
+            sizes = self._sizes[rows]
+            self._rises[positions(self._ends[rows] - sizes, sizes)] += part.rises
 
     def means(self) -> dict[str, float]:
         """Return means, 0 of what nobody has counted. `kl_luckiest` is what the luckiest token alone makes of the mean

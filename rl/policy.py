@@ -35,7 +35,7 @@ from espalier.rl.losses import token_weights
 from espalier.rl.metrics import kl_per_response
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch
-from espalier.rl.row_parts import RowPart, begin_step, fill, on_ranks, take_step
+from espalier.rl.row_parts import OLD, RowPart, begin_step, joined, on_ranks, take_step
 from espalier.rl.row_shares import cuts_of_ranks
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import critic_iterations, steps_per_iteration
@@ -184,24 +184,25 @@ class Policy:
         call = partial(self.pass_back, self.loss.kl.coefficient, divisor, config.update.num_epochs > 1)
         values = self.loss.tensors(experience, is_scored)
         ratios, found = [0.0, 0.0], [torch.zeros(mask.shape) for _ in range(0 if is_scored else 2)]
-        for own, (part, scored) in on_ranks(call, masks, values, cuts):
-            sums.merge(part, own)
-            ratios = [ratios[0] + part.ratio_sum, ratios[1] + part.num_counted]
-            for cut, outputs in zip(own, scored, strict=False):
-                for whole, tokens in zip(found, outputs, strict=True):
-                    fill(whole, mask, cut, tokens)
+        for part, (measured, scored) in on_ranks(call, masks, values, cuts):
+            sums.merge(measured, part.numbers)
+            ratios = [ratios[0] + measured.ratio_sum, ratios[1] + measured.num_counted]
+            for whole, tokens in zip(found, scored, strict=True):
+                part.fill(whole, tokens)
         if not is_scored:
             old.fill(learnt, found[0][learnt], found[1][learnt])
         return ratios, num_passes
 
     def pass_back(
         self, coefficient: float, divisor: float, keeps_rises: bool, part: RowPart
-    ) -> tuple[RowSums, list[list[torch.Tensor]]]:
+    ) -> tuple[RowSums, list[torch.Tensor]]:
         """On the rank that has the rows: add their gradients, with this `coefficient` of the KL penalty. Return what
-        was measured and, where log-probs of before were not known, (log-probs, entropies) of the response tokens of
-        every micro-batch. Raises NotFinite."""
+        was measured and, where log-probs of before were not known, log-probs and entropies of the response tokens.
+        Raises NotFinite."""
         self.loss.kl.coefficient = coefficient
-        rows, sums, scored = part.experience(), RowSums(keeps_rises), []
+        rows, sums = part.experience(), RowSums(keeps_rises)
+        is_scored = OLD in part.values
+        scored: list[list[torch.Tensor]] = [[] for _ in range(0 if is_scored else 2)]
         for cut, length in part.cuts:
             mask = rows.response_mask[cut]
             weights = token_weights(mask, self.config.update.loss_aggregation, self.max_tokens)[0][:, :length]
@@ -211,11 +212,11 @@ class Policy:
                 raise NotFinite(f"the loss is {value} on rollouts {part.numbers[cut].tolist()[:8]}")
             sums.add({"loss": (value, 0)})
             self.engine.backward(total / max(divisor, 1.0))
-            if own is not None:
-                scored.append([tensor[mask[:, :length]] for tensor in own])
+            for parts, tensor in zip(scored, own, strict=True):
+                parts.append(tensor[mask[:, :length]])
         for _ in range(part.num_empty):
             self.engine.backward(empty_loss(self.engine.model))
-        return sums, scored
+        return sums, [joined(parts) for parts in scored]
 
     def _name_metrics(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> float:
         """Name the metrics, with what the minibatch `rows` [R] counts for; return what its loss is divided by."""

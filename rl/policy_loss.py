@@ -103,10 +103,10 @@ class PolicyLoss:
 
     def __call__(
         self, experience: Experience, weights: torch.Tensor, cut: torch.Tensor, length: int, sums: RowSums
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return (the summed loss [] of a micro-batch, with its graph: rows `cut` [R], their first `length` tokens, in
-        which a token counts by `weights` [R, length]; its log-probs and entropies [R, length] on the CPU, which are the
-        old ones where the experience has none: else None)."""
+        which a token counts by `weights` [R, length]; where the experience has no log-probs of before, those of this
+        pass, which are that, and its entropies: [R, length] on the CPU)."""
         take = taker(cut, length, self.engine.device)
         config, kind = self.config, self.penalty_kind(experience)
         ids, attention_mask = take(experience.ids), take(experience.attention_mask).long()
@@ -114,7 +114,7 @@ class PolicyLoss:
         is_scored = experience.old_logprobs.numel() > 0
         logits, logprobs, entropies = self._forward(kind, ids, attention_mask, mask)
         old = take(experience.old_logprobs) if is_scored else logprobs.detach()
-        scored = None if is_scored else (old.float().cpu(), entropies.detach().float().cpu())
+        scored = () if is_scored else (old.cpu(), entropies.detach().cpu())
         assert experience.advantages is not None
         advantages, surrogate_weights = take(experience.advantages), weights
         if self.corrects:

@@ -9,7 +9,7 @@ reduced in every backward pass.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -28,42 +28,75 @@ Masks = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """ids, attention mask, response mask [N, T]"""
 
 
+def positions(starts: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Return the numbers starts[i], starts[i] + 1, …, so many as sizes[i], one run behind another; both are [R]."""
+    before = sizes.cumsum(0) - sizes
+    return torch.repeat_interleave(starts - before, sizes) + torch.arange(int(sizes.sum()))
+
+
 @dataclass(frozen=True)
 class RowPart:
-    """R rows and nothing but the tokens that they have. `numbers` [R]: which rows they are; `cuts`: the micro-batches,
-    in row numbers of this part; `num_empty`: passes to be made for the other ranks' sake."""
+    """R rows and nothing but the tokens that they have. `numbers` [R]: which rows they are; `lengths` [R]: of their
+    tokens, which stand one behind another in `ids` and in `is_response`; `sizes`: (rows, tokens of the longest) of the
+    micro-batches, one behind another; `num_empty`: passes to be made for the other ranks' sake."""
 
     numbers: torch.Tensor
+    lengths: torch.Tensor
     ids: torch.Tensor
-    attention_mask: torch.Tensor
-    response_mask: torch.Tensor
+    is_response: torch.Tensor
     values: dict[str, torch.Tensor]
     """Of the response tokens, by the names of `Experience`."""
-    cuts: list[Cut]
+    sizes: list[tuple[int, int]]
     num_empty: int
+    places: torch.Tensor
+    """Of the response tokens in a tensor [N, T], counted through; on rank 0 alone."""
 
     @classmethod
     def of(cls, masks: Masks, values: Mapping[str, torch.Tensor], cuts: Sequence[Cut], num_empty: int) -> Self:
-        """Take the rows of `cuts` from tensors [N, T]."""
+        """Take the rows of `cuts` from tensors [N, T]. Raises ValueError where one is not padded on the right."""
         numbers = torch.cat([rows for rows, _ in cuts]) if cuts else torch.zeros(0, dtype=torch.long)
-        width = max((length for _, length in cuts), default=0)
-        ids, attention_mask, response_mask = (tensor[numbers, :width] for tensor in masks)
-        attention_mask, response_mask = attention_mask.bool(), response_mask.bool()
-        chosen = {name: tensor[numbers, :width][response_mask] for name, tensor in values.items()}
-        places = torch.arange(len(numbers)).split([len(rows) for rows, _ in cuts]) if cuts else ()
-        own = [(place, length) for place, (_, length) in zip(places, cuts, strict=True)]
-        return cls(numbers, ids[attention_mask], attention_mask, response_mask, chosen, own, num_empty)
+        ids, attention_mask, response_mask = masks
+        lengths = attention_mask[numbers].sum(-1)
+        tokens = positions(numbers * ids.shape[1], lengths)
+        if not bool(attention_mask.view(-1)[tokens].all()):
+            raise ValueError("rows are padded on the right: their tokens stand at their beginning")
+        is_response = response_mask.view(-1)[tokens].bool()
+        places = tokens[is_response]
+        chosen = {name: tensor.view(-1)[places] for name, tensor in values.items()}
+        sizes = [(len(rows), length) for rows, length in cuts]
+        return cls(numbers, lengths, ids.view(-1)[tokens], is_response, chosen, sizes, num_empty, places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what rank 0 alone needs."""
+        return vars(self) | {"places": None}
+
+    @property
+    def cuts(self) -> list[tuple[torch.Tensor, int]]:
+        """The micro-batches, in row numbers of this part."""
+        rows = torch.arange(len(self.numbers)).split([num for num, _ in self.sizes]) if self.sizes else ()
+        return [(own, length) for own, (_, length) in zip(rows, self.sizes, strict=True)]
 
     def experience(self) -> Experience:
         """Return the rows as tensors [R, T'], 0 where nothing is known; log-probs of before are scored or empty."""
-        mask = self.response_mask
-        ids = self.ids.new_zeros(mask.shape).masked_scatter_(self.attention_mask, self.ids)
-        found = {name: values.new_zeros(mask.shape).masked_scatter_(mask, values)
-                 for name, values in self.values.items()}  # fmt: skip
+        shape = (len(self.lengths), int(self.lengths.max()) if len(self.lengths) else 0)
+        tokens = positions(torch.arange(shape[0]) * shape[1], self.lengths)
+
+        def spread(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            whole = values.new_zeros(shape)
+            whole.view(-1)[places] = values
+            return whole
+
+        attention_mask = spread(torch.ones_like(self.is_response), tokens)
+        ids, response_mask = spread(self.ids, tokens), spread(self.is_response, tokens)
+        found = {name: spread(values, tokens[self.is_response]) for name, values in self.values.items()}
         none = torch.zeros(0, 0)
         old = OldLogprobs(found.pop(OLD, none), none)
         drawn = found.pop("rollout_logprobs", none)
-        return Experience(ids, self.attention_mask, mask, drawn, old, **found)
+        return Experience(ids, attention_mask, response_mask, drawn, old, **found)
+
+    def fill(self, whole: torch.Tensor, values: torch.Tensor) -> None:
+        """Put what was found of the response tokens where they are in `whole` [N, T], in place; on rank 0."""
+        whole.view(-1)[self.places] = values
 
 
 def portions(attention_mask: torch.Tensor, cuts: Sequence[Sequence[Cut]]) -> Iterator[tuple[int, int]]:
@@ -83,21 +116,18 @@ def portions(attention_mask: torch.Tensor, cuts: Sequence[Sequence[Cut]]) -> Ite
 
 def on_ranks(
     call: Callable[[RowPart], R], masks: Masks, values: Mapping[str, torch.Tensor], cuts: Sequence[Sequence[Cut]]
-) -> Iterator[tuple[Sequence[Cut], R]]:
-    """Yield (micro-batches, what `call` returns of them) of every rank, a portion at a time: each rank makes the call
-    on its own `cuts`, with `masks` and `values` [N, T] of their rows. Both are picklable."""
+) -> Iterator[tuple[RowPart, R]]:
+    """Yield (rows, what `call` returns of them) of every rank, a portion at a time: each rank makes the call on its own
+    `cuts`, with `masks` and `values` [N, T] of their rows. Call and answer are picklable."""
     for first, end in portions(masks[1], cuts):
         shares = [own[first:end] for own in cuts]
         parts = [RowPart.of(masks, values, own, end - first - len(own)) for own in shares]
-        yield from zip(shares, ask([partial(call, part) for part in parts]), strict=True)
+        yield from zip(parts, ask([partial(call, part) for part in parts]), strict=True)
 
 
-def fill(whole: torch.Tensor, mask: torch.Tensor, cut: Cut, values: torch.Tensor) -> None:
-    """Put the `values` of a micro-batch's response tokens where they are in `whole` [N, T], in place."""
-    rows, length = cut
-    block = whole[rows, :length]
-    block[mask[rows, :length]] = values
-    whole[rows, :length] = block
+def joined(found: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what micro-batches gave of their response tokens as one, [tokens] on the CPU in float32."""
+    return torch.cat([torch.zeros(0), *(part.float().cpu() for part in found)])
 
 
 def begin_step(engine: Engine, cuts: Sequence[Sequence[Cut]]) -> int:

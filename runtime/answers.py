@@ -18,6 +18,7 @@ import torch
 
 _FEWEST = 16
 """A shorter list is pickled as it is."""
+_PLAIN = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
 _LARGEST_SHARED = 2**20
 """Ids below this share their objects."""
 _INTS, _FLOATS, _DOUBLES = "i4", "f4", "f8"
@@ -64,6 +65,12 @@ class _Writer(pickle.Pickler):
         if id(obj) not in self.places:
             self.places[id(obj)] = (obj, self._place(obj, is_array))
         return self.places[id(obj)][1]
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Write the numbers of a tensor on the CPU, and nothing of the memory that it is a view of."""
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.requires_grad or obj.dtype not in _PLAIN:
+            return NotImplemented
+        return torch.from_numpy, (obj.contiguous().numpy(),)
 
     def _place(self, numbers: Any, is_array: bool) -> Place | None:
         found = _as_numbers(numbers)

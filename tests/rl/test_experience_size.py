@@ -1,14 +1,11 @@
-"""How many bytes a rank holds, and gets from others, of an iteration's rollouts: the figures of docs/reinforcement.md.
+"""How many bytes a rank holds, and gets from rank 0, of an iteration's rollouts: the figures of docs/reinforcement.md.
 
-2,048 rollouts of 256 problems, prompts of 100 tokens, responses of 500 tokens in the mean and 2,000 at most, four
-characters of text per token, 5,000 distinct ids, steps of 25 tokens, log-probs that the engine computed in float32;
-GRPO without a critic or a reference. "Before" is the sum of what every rank held: int64 ids and attention mask,
-float32 [N, T] for the weights of tokens, float64 [N, T] for the rises of an update, lists of Python numbers, all sent
-by pickle, and sums of whole [N, T] tensors.
+2,048 rollouts of 256 problems on 4 ranks, prompts of 100 tokens, responses of 500 tokens in the mean and 2,000 at most,
+four characters of text per token, 5,000 distinct ids, steps of 25 tokens, log-probs that the engine computed in
+float32; GRPO without a critic or a reference, one minibatch. "Before" all ranks held all rollouts and all tensors.
 """
 
 import gc
-import pickle
 import tracemalloc
 from array import array
 from collections.abc import Callable
@@ -20,9 +17,12 @@ import torch
 
 from espalier.data.records import Problem, Trajectory
 from espalier.rewards.score import Score
+from espalier.rl import row_shares
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.learner import UpdateSums
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.row_parts import MOST_TOKENS, OLD, RowPart
+from espalier.rl.row_shares import cuts_of_ranks
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.answers import packed, unpacked
 from tests.rl.test_row_shares import ragged_lengths
@@ -61,15 +61,6 @@ def tensor_bytes(experience: Experience) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in held if isinstance(tensor, torch.Tensor))
 
 
-def as_before(group: RolloutGroup) -> RolloutGroup:
-    """With log-probs in a list, the same in the trajectory."""
-    rollouts = []
-    for rollout in group.rollouts:
-        logprobs = list(rollout.logprobs)
-        rollouts.append(replace(rollout, logprobs=logprobs, trajectory=replace(rollout.trajectory, logprobs=logprobs)))
-    return replace(group, rollouts=rollouts)
-
-
 def allocated(read: Callable[[], Any]) -> int:
     gc.collect()
     tracemalloc.start()
@@ -94,29 +85,47 @@ def test_the_tensors_of_an_experience() -> None:
     assert update == 8
     assert tensor_bytes(experience) == SLOTS * 26
     assert tensor_bytes(experience) / 1e6 == pytest.approx(112, abs=0.5)
-    before = SLOTS * (8 + 8 + 1 + 5 * 4 + 4 + 8)
-    assert before / 1e6 == pytest.approx(211, abs=0.5)
 
 
-def test_the_rollouts_of_the_ranks_that_do_not_sample() -> None:
+def test_the_rollouts_of_the_ranks_that_do_not_sample_before() -> None:
     groups = make_groups(256)
     tokens = sum(LENGTHS[:256])
-    now, before = packed(groups), pickle.dumps([as_before(group) for group in groups])
-    assert unpacked(now) == groups
-    assert len(before) / tokens == pytest.approx(24.0, abs=0.3)
-    assert len(now) / tokens == pytest.approx(18.4, abs=0.3)
-    assert allocated(lambda: pickle.loads(before)) / tokens == pytest.approx(95, abs=2)
-    assert allocated(lambda: unpacked(now)) / tokens == pytest.approx(34, abs=2)
+    sent = packed(groups)
+    assert unpacked(sent) == groups
+    assert len(sent) / tokens == pytest.approx(18.4, abs=0.3)
+    assert allocated(lambda: unpacked(sent)) / tokens == pytest.approx(34, abs=2)
 
 
-def test_what_travels_between_ranks_in_an_iteration() -> None:
-    """Bytes that a rank gets: a sum over W ranks brings 2 (W - 1) / W of a tensor in a ring, a gather (W - 1) / W of
-    the tokens; rank 0's advantages come whole."""
+def held_bytes(part: RowPart) -> int:
+    """As they came, and as tensors [R, T']."""
+    rows = part.experience()
+    flat = [part.numbers, part.lengths, part.ids, part.is_response, *part.values.values()]
+    padded = [rows.ids, rows.attention_mask, rows.response_mask, rows.advantages, rows.old_logprobs]
+    return sum(tensor.nbytes for tensor in (*flat, *padded) if tensor is not None)
 
-    def sent(slots: int, tokens: int) -> tuple[float, float]:
-        """Megabytes before and now: log-probs, entropies and the rises of an update; advantages."""
-        before = 2 * 3 / 4 * slots * (4 + 4 + 8) + slots * 4
-        return before / 1e6, (3 / 4 * tokens * (4 + 4) + tokens * 4) / 1e6
 
-    assert sent(SLOTS, TOKENS) == pytest.approx((120.4, 10.2), abs=0.1)
-    assert sent(16_384 * 4096, 16_384 * 4096) == pytest.approx((1879, 671), abs=1)
+def test_what_a_rank_gets_and_holds_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = make_groups(NUM)
+    experience, _ = make_experience(groups, None, pad_id=0, micro_batch_size=1, precision="fp32", temperature=1.0)
+    monkeypatch.setattr(row_shares, "world_size", lambda: 4)
+    masks = (experience.ids, experience.attention_mask, experience.response_mask)
+    assert int(masks[1].sum()) < MOST_TOKENS, "one portion"
+    cuts = cuts_of_ranks(*masks[:2], torch.arange(NUM), True, 8)
+    known = torch.rand(masks[0].shape) * masks[2]
+    found = {}
+    for name, values in (("scores", {}), ("update", {"advantages": known, OLD: known})):
+        parts = [RowPart.of(masks, values, own, 0) for own in cuts]
+        found[name] = [max(len(packed(part)) for part in parts) / 1e6, max(map(held_bytes, parts)) / 1e6]
+    assert found["scores"] == pytest.approx([1.6, 8.4], abs=0.1)
+    assert found["update"] == pytest.approx([3.6, 19.5], abs=0.1)
+    # log-probs and entropies of its own response tokens go back
+    back = max(int(masks[2][torch.cat([rows for rows, _ in own])].sum()) for own in cuts) * 8
+    assert back / 1e6 == pytest.approx(2.0, abs=0.1)
+
+
+def test_the_figures_of_16384_full_rollouts_on_12_ranks() -> None:
+    """At most so many tokens come at a time: 4 bytes of an id, 1 of the mask, 4 of each value; as tensors the same and
+    the attention mask."""
+    at_a_time = MOST_TOKENS / 12
+    assert at_a_time * (4 + 1 + 8 + 4 + 2 + 8) / 1e6 == pytest.approx(9.4, abs=0.1)
+    assert pytest.approx(1.2, abs=0.05) == 16_384 * 4096 * (5 + 13) / 1e9

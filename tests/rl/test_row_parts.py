@@ -10,7 +10,7 @@ import torch
 from espalier.models.load import load_policy
 from espalier.rl import row_parts, row_shares
 from espalier.rl.experience import RowScorer
-from espalier.rl.row_parts import OLD, Masks, RowPart, fill, on_ranks, portions
+from espalier.rl.row_parts import OLD, Masks, RowPart, joined, on_ranks, portions, positions
 from espalier.rl.row_shares import Cut, cuts_of_ranks
 from espalier.runtime.answers import packed, unpacked
 
@@ -50,19 +50,29 @@ def test_a_part_has_its_rows_and_no_byte_of_others() -> None:
     part = RowPart.of(masks, values, cuts, num_empty=2)
     content = packed(part)
     arrived = unpacked(content)
-    rows, width = torch.cat([rows for rows, _ in cuts]), 60
+    rows = torch.cat([rows for rows, _ in cuts])
     assert torch.equal(arrived.numbers, rows)
     found = arrived.experience()
     assert [place.tolist() for place, _ in arrived.cuts] == [[0, 1], [2], [3, 4, 5]]
     assert [length for _, length in arrived.cuts] == [40, 5, 60]
     assert arrived.num_empty == 2
     for tensor, whole in zip((found.ids, found.attention_mask, found.response_mask), masks, strict=True):
-        assert torch.equal(tensor, whole[rows])
-    assert torch.equal(found.advantages, values["advantages"][rows])
-    assert torch.equal(found.old_logprobs, values[OLD][rows])
+        assert torch.equal(tensor, whole[rows, : tensor.shape[1]])
+    width = int(masks[1][rows].sum(-1).max())
+    assert torch.equal(found.advantages, values["advantages"][rows, :width])
+    assert torch.equal(found.old_logprobs, values[OLD][rows, :width])
     assert (found.values, found.returns, found.rollout_logprobs.numel()) == (None, None, 0)
     num_tokens, num_learnt = int(masks[1][rows].sum()), int(masks[2][rows].sum())
-    assert len(content) < 4 * num_tokens + 8 * num_learnt + 2 * len(rows) * width + 6000  # pickle's own words
+    assert len(content) < 5 * num_tokens + 8 * num_learnt + 16 * len(rows) + 6000  # pickle's own words
+    gap = masks[1].clone()
+    gap[20, 1] = False
+    with pytest.raises(ValueError, match="padded on the right"):
+        RowPart.of((masks[0], gap, masks[2]), values, cuts, 0)
+
+
+def test_positions_of_runs_stand_one_behind_another() -> None:
+    assert positions(torch.tensor([10, 7, 3]), torch.tensor([2, 0, 3])).tolist() == [10, 11, 3, 4, 5]
+    assert positions(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)).tolist() == []
 
 
 def test_portions_hold_every_pass_once_and_no_more_tokens_than_may_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +100,16 @@ def test_every_row_is_computed_once_wherever_and_stands_in_its_place(
     rows = torch.tensor([row for row in range(40) if row % 5])
     cuts = cuts_of_ranks(masks[0], masks[1], rows, False, 4)
 
-    def double(part: RowPart) -> tuple[int, list[torch.Tensor]]:
+    def double(part: RowPart) -> tuple[int, torch.Tensor]:
         found = part.experience()
         assert found.advantages is not None
         outputs = [2 * found.advantages[cut, :length][found.response_mask[cut, :length]] for cut, length in part.cuts]
-        return len(part.cuts) + part.num_empty, outputs
+        return len(part.cuts) + part.num_empty, joined(outputs)
 
     whole, passes = torch.zeros(masks[0].shape), []
-    for own, (num_passes, outputs) in on_ranks(double, masks, values, cuts):
+    for part, (num_passes, outputs) in on_ranks(double, masks, values, cuts):
         passes.append(num_passes)
-        for cut, output in zip(own, outputs, strict=True):
-            fill(whole, masks[2], cut, output)
+        part.fill(whole, outputs)
     expected = torch.zeros(masks[0].shape)
     expected[rows] = 2 * values["advantages"][rows]
     assert torch.equal(whole, expected)

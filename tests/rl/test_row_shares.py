@@ -173,7 +173,7 @@ def test_the_luckiest_token_is_that_of_the_sum_over_epochs() -> None:
         part = RowSums(keeps_rises=sums is two)
         for rows, values in cuts:
             part.add_rises(values, mask[rows, : values.shape[1]])
-        sums.merge(part, [(torch.tensor(rows), values.shape[1]) for rows, values in cuts])
+        sums.merge(part, torch.tensor([row for rows, _ in cuts for row in rows], dtype=torch.long))
 
     one, two = UpdateSums(mask), UpdateSums(mask, num_epochs=2)
     for sums in (one, two):
