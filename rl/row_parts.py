@@ -58,13 +58,13 @@ class RowPart:
         ids, attention_mask, response_mask = masks
         lengths = attention_mask[numbers].sum(-1)
         tokens = positions(numbers * ids.shape[1], lengths)
-        if not bool(attention_mask.view(-1)[tokens].all()):
+        if not bool(attention_mask.reshape(-1)[tokens].all()):
             raise ValueError("rows are padded on the right: their tokens stand at their beginning")
-        is_response = response_mask.view(-1)[tokens].bool()
+        is_response = response_mask.reshape(-1)[tokens].bool()
         places = tokens[is_response]
-        chosen = {name: tensor.view(-1)[places] for name, tensor in values.items()}
+        chosen = {name: tensor.reshape(-1)[places] for name, tensor in values.items()}
         sizes = [(len(rows), length) for rows, length in cuts]
-        return cls(numbers, lengths, ids.view(-1)[tokens], is_response, chosen, sizes, num_empty, places)
+        return cls(numbers, lengths, ids.reshape(-1)[tokens], is_response, chosen, sizes, num_empty, places)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what rank 0 alone needs."""
