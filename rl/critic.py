@@ -166,7 +166,7 @@ class Critic:
             self.engine.backward(self.config.loss_coefficient * total / count)
             sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
         for _ in range(part.num_empty):
-            self.engine.backward(empty_loss(self.engine.model))
+            self.engine.backward(empty_loss(self.engine.model, self.precision))
         return sums
 
     def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, float]:

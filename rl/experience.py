@@ -28,17 +28,20 @@ from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.types import Experience, RolloutGroup
 
 
-def empty_loss(model: Any) -> torch.Tensor:
+def no_row(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ids, attention mask and response mask [1, 2] of two tokens that mean nothing: what a rank that has no rows
+    left computes, for the other ranks' sake. It has to make the very passes that a rank with rows makes."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+    return ids, torch.ones_like(ids), torch.tensor([[False, True]], device=device)
+
+
+def empty_loss(model: Any, precision: str) -> torch.Tensor:
     """Compute a loss [] of 0 with a graph through all of the model: the pass of a rank that has no rows left."""
-    loss: torch.Tensor = 0.0 * _empty_pass(model).float().sum()
+    ids, attention_mask, _ = no_row(device_of(model))
+    with autocast(ids.device, precision):
+        logits = model(input_ids=ids, attention_mask=attention_mask).logits
+    loss: torch.Tensor = 0.0 * logits.float().sum()
     return loss
-
-
-def _empty_pass(model: Any) -> torch.Tensor:
-    """Return the logits of two tokens, which mean nothing."""
-    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
-    logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return logits
 
 
 def policy_logprobs(
@@ -104,7 +107,8 @@ def score_part(model: Any, num_outputs: int, call: Score, precision: str, part: 
         for parts, output in zip(found, outputs, strict=True):
             parts.append(output.cpu()[mask])
     for _ in range(part.num_empty):
-        _empty_pass(model)
+        with autocast(device, precision):
+            call(*no_row(device))
     return [joined(parts) for parts in found]
 
 

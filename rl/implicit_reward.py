@@ -164,7 +164,7 @@ class ImplicitReward:
             seen.append(logprobs.detach().cpu()[rows.response_mask[cut, :length]])
             sums.add({"loss": (float(total.detach()), len(cut))})
         for _ in range(part.num_empty):
-            self.engine.backward(empty_loss(model))
+            self.engine.backward(empty_loss(model, self.precision))
         return sums, joined(seen)
 
     def check(self, experience: Experience, estimate: Estimate) -> None:

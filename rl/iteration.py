@@ -129,8 +129,9 @@ class Iteration:
         values = from_main_rank(measured)
         ended = time.monotonic()
         self.metrics.timeline.end_iteration(started, ended)
-        own = values if is_main_rank() else self.metrics.take()
-        return values | {"seconds/iteration": ended - started} | hand_over(self.metrics, own)
+        if not is_main_rank():
+            self.metrics.take()  # its own, of which `hand_over` tells
+        return values | {"seconds/iteration": ended - started} | hand_over(self.metrics)
 
     def _lead(self, work: Callable[[], T]) -> T | None:
         """Do it on rank 0, which has the others compute with what all of them have."""

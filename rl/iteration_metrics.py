@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from espalier.data.timeline import waiting_for
@@ -19,7 +19,8 @@ class Clock:
     def __init__(self, on_part: Callable[[str, float, float], None] | None = None) -> None:
         self._on_part = on_part
         self._seconds: dict[str, float] = {}
-        self._waited: dict[str, float] = {}
+        self._computed: dict[str, float] = {}
+        self._called: str | None = None
         self._open: list[str] = []
         self._since = 0.0
 
@@ -34,12 +35,26 @@ class Clock:
             self._count(time.monotonic())
             self._open.pop()
 
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block as computed by this rank (`take_computed`), for the phase `name` ("": none)
+        unless a phase is open."""
+        self._called, begun = name, time.monotonic()
+        try:
+            with self.phase(name) if name and not self._open else nullcontext():
+                yield
+        finally:
+            self._add_computed(time.monotonic() - begun)
+            self._called = None
+
+    def _add_computed(self, seconds: float) -> None:
+        if self._called is not None:
+            self._computed[self._called] = self._computed.get(self._called, 0.0) + seconds
+
     def wait(self, rank: int, begun: float, ended: float) -> None:
         """Take note that this rank waited for others until `rank`, the last one, came. What phase it was in keeps the
         seconds."""
-        if self._open:
-            phase = self._open[-1]
-            self._waited[phase] = self._waited.get(phase, 0.0) + ended - begun
+        self._add_computed(begun - ended)
         if self._on_part is None or ended - begun < _SHORTEST_WAIT:
             return
         if self._open:
@@ -62,10 +77,11 @@ class Clock:
         names = [name] if name else list(self._seconds)
         return {f"seconds/{phase}": self._seconds.pop(phase) for phase in names}
 
-    def take_waited(self, names: Iterable[str]) -> float:
-        """Return how long this rank waited for others in these phases; waits in all phases count from 0 again."""
-        waited, self._waited = self._waited, {}
-        return sum(waited.get(name, 0.0) for name in names)
+    def take_computed(self, names: Iterable[str]) -> float:
+        """Return how long this rank computed in calls of all ranks within these phases, without its waits for others
+        there; all phases count from 0 again."""
+        computed, self._computed = self._computed, {}
+        return sum(computed.get(name, 0.0) for name in names)
 
     def move(self, name: str, other: str, seconds: float) -> None:
         """Count so many seconds of the phase `name`, at most all of them, for `other` instead."""

@@ -27,7 +27,7 @@ from espalier.models.inputs import network
 from espalier.models.merged import adapter_scalings
 from espalier.models.packing_check import packs_rows
 from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
-from espalier.rl.experience import RowScorer, empty_loss, reference_terms
+from espalier.rl.experience import RowScorer, reference_terms
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import bounded
 from espalier.rl.learner import RowSums, UpdateSums, write_model
@@ -215,7 +215,7 @@ class Policy:
             for parts, tensor in zip(scored, own, strict=True):
                 parts.append(tensor[mask[:, :length]])
         for _ in range(part.num_empty):
-            self.engine.backward(empty_loss(self.engine.model))
+            self.engine.backward(self.loss.empty())
         return sums, [joined(parts) for parts in scored]
 
     def _name_metrics(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> float:

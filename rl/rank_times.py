@@ -7,7 +7,7 @@ meetings is taken anew every time, so that one late rank does not count, nor clo
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
@@ -31,12 +31,12 @@ class RankTimes:
     events: list[TimelineEvent]
 
 
-def hand_over(metrics: IterationMetrics, values: Mapping[str, float]) -> dict[str, float]:
-    """Give rank 0 what this rank did since it was last called; a collective call. Return `ranks/…` of an iteration,
-    of whose metrics `values` holds this rank's own `seconds/…`; none on one process."""
+def hand_over(metrics: IterationMetrics) -> dict[str, float]:
+    """Give rank 0 what this rank did since it was last called; a collective call. Return `ranks/…`; none on one
+    process."""
     if world_size() == 1:
         return {}
-    seconds = sum(values.get(f"seconds/{name}", 0.0) for name in _COMPARED) - metrics.clock.take_waited(_COMPARED)
+    seconds = metrics.clock.take_computed(_COMPARED)
     timeline = metrics.timeline
     events = [] if is_main_rank() else in_few(timeline.take_phases())
     ranks = gather_over_ranks(RankTimes(socket.gethostname(), seconds, tuple(timeline.meetings), events))

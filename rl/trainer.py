@@ -75,7 +75,7 @@ class Trainer(Iteration):
                 weights.on_all_ranks(lambda: self.loop.run(self._start(first, weights)))
                 with self.stop:
                     is_stopped = self._go_on(first, state.is_evaluation_due, progress, rewards)
-                hand_over(self.metrics, {})
+                hand_over(self.metrics)
             finally:
                 if is_main_rank():
                     self.loop.run(self._stop())

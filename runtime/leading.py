@@ -11,7 +11,7 @@ that never ends.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from espalier.runtime.answers import packed, unpacked
@@ -35,8 +35,8 @@ class Phases(Protocol):
     def current(self) -> str:
         """Name the innermost phase, "" outside all."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the seconds of the block."""
+    def call(self, name: str) -> AbstractContextManager[None]:
+        """Count the seconds of the block as computed by this rank, for that phase ("": none) unless it is in one."""
 
 
 class _Led:
@@ -84,7 +84,8 @@ def ask(calls: Sequence[Callable[[], T]]) -> list[T]:
     with together():
         scatter_from_main_rank(orders)
         del orders
-        found = calls[0]()
+        with _led.phases.call(_led.phases.current):
+            found = calls[0]()
         answers = gather_on_main_rank(b"")
     return [found, *(unpacked(answer) for answer in answers[1:])]
 
@@ -126,7 +127,7 @@ def _serve(led: _Led) -> None:
         if isinstance(order, Stopped):
             raise order
         phase, call = order
-        with led.phases.phase(phase) if phase else nullcontext():
+        with led.phases.call(phase):
             found = call()
         gather_on_main_rank(packed(found))
         del order, call, found

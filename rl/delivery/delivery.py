@@ -41,7 +41,7 @@ class Delivery:
     metrics: IterationMetrics
     sleeps: bool = False
     is_awake: bool = field(default=True, init=False)
-    """Whether the engines can be asked; on every rank."""
+    """Whether the engines can be asked, as rank 0 knows."""
     _proof: dict[str, float] = field(default_factory=dict, init=False)
     _proving: asyncio.Task[dict[str, float]] | None = field(default=None, init=False)
 

@@ -3,6 +3,7 @@ and which rank was the slowest."""
 
 import json
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_one_process_has_no_lane_and_no_number_of_ranks(
     assert {event.lane for event in events} <= set(LANES)
     assert not [event for event in events if event.name.startswith("waiting") or event.busy_seconds]
     assert "ranks/" not in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert trainer.metrics.clock.take_waited(["forward"]) == 0
+    assert trainer.metrics.clock.take_computed(["forward"]) == 0
 
 
 def test_the_slowest_rank_is_compared_with_the_mean_of_all() -> None:
@@ -109,7 +110,7 @@ def test_a_wait_is_a_part_of_its_own_and_its_seconds_stay_with_the_phase(tmp_pat
     metrics.timeline.begin(5)
     parts: list[tuple[str, float, float]] = []
     metrics.clock._on_part = lambda *part: parts.append(part)
-    with metrics.clock.phase("update"):
+    with metrics.clock.phase("update"), metrics.clock.call("update"):
         begun = metrics.clock._since
         metrics.wait(3, begun + 1.0, begun + 5.0)
         metrics.wait(2, begun + 5.0, begun + 5.001)  # too short for a part of its own
@@ -117,9 +118,25 @@ def test_a_wait_is_a_part_of_its_own_and_its_seconds_stay_with_the_phase(tmp_pat
     assert parts[:2] == [("update", begun, begun + 1.0), ("waiting for rank 3", begun + 1.0, begun + 5.0)]
     metrics.wait(1, 90.0, 91.0)  # between phases
     assert parts[-1] == ("waiting for rank 1", 90.0, 91.0)
-    assert metrics.clock.take_waited(["update", "forward"]) == pytest.approx(4.001)
-    assert metrics.clock.take_waited(["update"]) == 0
+    # the call took no time, of which 4 s would have been waits; what is waited between calls is no part of them
+    assert metrics.clock.take_computed(["update", "forward"]) == pytest.approx(-4.001, abs=0.5)
+    assert metrics.clock.take_computed(["update"]) == 0
     assert list(metrics.timeline.meetings) == [begun + 5.0, begun + 5.001, 91.0]
+
+
+def test_a_call_counts_for_the_phase_that_is_open_or_for_its_own() -> None:
+    clock = IterationMetrics().clock
+    with clock.call("forward"):
+        assert clock.current == "forward"
+        time.sleep(0.02)
+    with clock.phase("probes"), clock.call("probes"):
+        time.sleep(0.01)
+    with clock.call(""):
+        assert clock.current == ""
+    assert 0.02 <= clock.take_computed(["forward"]) < 0.3
+    assert {name: seconds > 0.005 for name, seconds in clock.take().items()} == {
+        "seconds/forward": True, "seconds/probes": True
+    }  # fmt: skip
 
 
 def test_what_another_rank_did_is_handed_over_once_and_moved_to_this_ones_clock(tmp_path: Path) -> None:

@@ -127,6 +127,36 @@ def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+SHORT_LIVED = (f"zero3 lora=lora {CUT} +deepspeed.zero_optimization.stage3_max_live_parameters=0 "
+               "+deepspeed.zero_optimization.stage3_max_reuse_distance=0 "
+               "+deepspeed.zero_optimization.stage3_prefetch_bucket_size=0")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "none precision=bf16 kl=loss",  # the reference has weights in bfloat16
+        *(pytest.param(f"{engine} precision={precision} {kl}", marks=pytest.mark.slow) for engine, precision, kl in (
+            ("zero2", "bf16", "kl=reward"),
+            ("none lora=lora", "bf16", "kl=loss"),
+            (SHORT_LIVED, "fp32", "kl=reward kl.kind=full"),  # every pass gathers both networks' weights
+            (SHORT_LIVED, "fp32", "kl=loss kl.kind=full"),
+        )),
+    ],
+)  # fmt: skip
+def test_a_rank_without_rows_makes_the_passes_of_one_that_has_some(
+    settings: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "odd", *f"deepspeed={settings}".split())
+    run(tiny_policy, tmp_path / "two", 2, "odd", *f"deepspeed={settings}".split())
+    first, second = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
+    is_exact = "fp32" in settings
+    for alone, together in zip(first, second, strict=True):
+        assert together["update/kl_reference" if "loss" in settings else "kl/per_token"] is not None
+        assert alone["update/loss"] == pytest.approx(together["update/loss"], abs=1e-4 if is_exact else 0.02)
+        assert alone["update/grad_norm"] == pytest.approx(together["update/grad_norm"], rel=1e-3 if is_exact else 0.1)
+
+
 @pytest.mark.slow
 def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: Path, tmp_path: Path) -> None:
     run(tiny_policy, tmp_path / "one", 1, "vineppo")
