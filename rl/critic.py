@@ -139,14 +139,14 @@ class Critic:
         count = max(1.0, float((experience.response_mask if weights is None else weights)[rows].sum()))
         if weights is not None:
             rows = rows[weights[rows].any(dim=1)]
-        sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})
+        sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # also where no row has a weight
         sizes = (packs_rows(self.engine.model), self.micro_batch_size, self.micro_batch_tokens)
         cuts = cuts_of_ranks(experience.ids, experience.attention_mask, rows, *sizes)
         num_passes = begin_step(self.engine, cuts)
         masks = (experience.ids, experience.attention_mask, experience.response_mask)
         learnt = {name: getattr(experience, name) for name in ("values", "returns", "return_weights")}
         learnt = {name: tensor for name, tensor in learnt.items() if tensor is not None}
-        for _, part in on_ranks(partial(self.pass_back, count), masks, learnt, cuts):
+        for _, part in on_ranks(partial(self.backward_part, count), masks, learnt, cuts):
             sums.add(part.rows)
         norm = take_step(self.engine, rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
@@ -154,7 +154,7 @@ class Critic:
         sums.add({"value_grad_norm": (norm, 1)})
         return {"value_learning_rate": rate}
 
-    def pass_back(self, count: float, part: RowPart) -> Sums:
+    def backward_part(self, count: float, part: RowPart) -> Sums:
         """On the rank that has the rows: add their gradients, of the loss divided by `count`; return what was measured.
         Raises NotFinite."""
         rows, sums = part.experience(), Sums()

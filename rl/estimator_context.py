@@ -39,7 +39,8 @@ class EstimatorContext:
     clock: Clock
     """Counts the phases completions, reward and prefill."""
     policy: Any
-    """The network before the update. A pass over it is made on all ranks; it trains nothing."""
+    """The network before the update; nothing is trained with it here. `continuation_logprobs` makes its passes on all
+    ranks. A call of it is rank 0's alone, and with ZeRO-3 ends the run: the other ranks hold parts of the weights."""
     micro_batch_size: int = 64
     """Rows of one pass over `policy`, of every rank."""
     micro_batch_tokens: int = 0
@@ -129,7 +130,8 @@ class AdvantageEstimator(Protocol):
     """2 where a rollout is compared with others of its problem, else 1."""
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Estimate the advantages of the rollouts' response tokens."""
+        """Estimate the advantages of the rollouts' response tokens; on rank 0. All tensors of the answer are 0 outside
+        the responses, else ValueError ends the run."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from espalier.data.records import Problem
 from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.metrics import describe_rewards, describe_rollouts, describe_subjects, subjects_of
-from espalier.rl.rank_scores import is_shared, score_on_ranks
+from espalier.rl.rank_scores import is_shared, score_on_ranks, with_networks
 from espalier.rl.rollout_checks import check_refused
 from espalier.rl.rollout_source import RolloutSource
 from espalier.rl.samples import write_evaluated
@@ -81,7 +81,7 @@ class Evaluation:
     def __call__(self, version: int) -> dict[str, float]:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
         many problems."""
-        values = lead(partial(self._evaluate, version), [self.source.reward], self.clock)
+        values = lead(partial(self._evaluate, version), with_networks([self.source.reward]), self.clock)
         values = from_main_rank(lambda: values or {})
         self.found[version] = values[f"eval/{self.config.evaluation.metric}"]
         return values

@@ -28,7 +28,7 @@ from espalier.rl.row_shares import cuts_of_ranks, taker
 from espalier.rl.types import Experience, RolloutGroup
 
 
-def no_row(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def filler_row(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ids, attention mask and response mask [1, 2] of two tokens that mean nothing: what a rank that has no rows
     left computes, for the other ranks' sake. It has to make the very passes that a rank with rows makes."""
     ids = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -37,7 +37,7 @@ def no_row(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 def empty_loss(model: Any, precision: str) -> torch.Tensor:
     """Compute a loss [] of 0 with a graph through all of the model: the pass of a rank that has no rows left."""
-    ids, attention_mask, _ = no_row(device_of(model))
+    ids, attention_mask, _ = filler_row(device_of(model))
     with autocast(ids.device, precision):
         logits = model(input_ids=ids, attention_mask=attention_mask).logits
     loss: torch.Tensor = 0.0 * logits.float().sum()
@@ -108,7 +108,7 @@ def score_part(model: Any, num_outputs: int, call: Score, precision: str, part: 
             parts.append(output.cpu()[mask])
     for _ in range(part.num_empty):
         with autocast(device, precision):
-            call(*no_row(device))
+            call(*filler_row(device))
     return [joined(parts) for parts in found]
 
 

@@ -82,7 +82,7 @@ class ImplicitReward:
         reference = self._reference_logprobs(experience, scorer)
         logprobs, sums = self._fit(experience, reference, torch.tensor(outcomes, dtype=torch.float32))
         rewards = beta * (logprobs - reference)
-        measured = {**sums.own_means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
+        measured = {**sums.means_here(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
         self.watch.add(measured["pair_accuracy_before"], outcomes, sizes)
         self._watch_outcomes(outcomes)
         if self.config.update == "before":
@@ -131,10 +131,9 @@ class ImplicitReward:
         mask, engine = experience.response_mask, self.engine
         sizes = (packs_rows(engine.model), self.micro_batch_size, self.micro_batch_tokens)
         cuts = cuts_of_ranks(experience.ids, experience.attention_mask, rows, *sizes)
-        sums.add({"loss": (0.0, 0.0)})
         begin_step(engine, cuts)
         masks = (experience.ids, experience.attention_mask, mask)
-        call = partial(self.pass_back, outcomes, len(rows))
+        call = partial(self.backward_part, outcomes, len(rows))
         for part, (measured, logprobs) in on_ranks(call, masks, {"reference_logprobs": reference}, cuts):
             sums.add(measured.rows)
             part.fill(seen, logprobs)
@@ -143,7 +142,7 @@ class ImplicitReward:
             raise NotFinite(f"the implicit reward's gradient norm is {norm}: lower implicit_reward.learning_rate")
         sums.add({"grad_norm": (norm, 1)})
 
-    def pass_back(self, outcomes: torch.Tensor, count: int, part: RowPart) -> tuple[Sums, torch.Tensor]:
+    def backward_part(self, outcomes: torch.Tensor, count: int, part: RowPart) -> tuple[Sums, torch.Tensor]:
         """On the rank that has the rows: add their gradients, of the loss divided by `count`; `outcomes` [N] are of all
         rollouts. Return (what was measured, the log-probs of the response tokens). Raises NotFinite."""
         rows, model, sums, seen = part.experience(), self.engine.model, Sums(), list[torch.Tensor]()

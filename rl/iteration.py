@@ -24,6 +24,7 @@ from espalier.rl.metrics import describe_experience, describe_kl, describe_rollo
 from espalier.rl.policy import Policy
 from espalier.rl.probes.watch import Watch
 from espalier.rl.problems import Problems
+from espalier.rl.rank_scores import with_networks
 from espalier.rl.rank_times import hand_over
 from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout_source import RolloutSource
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Prepared:
     """What rank 0 trains on: groups, their tensors with advantages, what the estimator said."""
 
     groups: Sequence[RolloutGroup]
@@ -50,7 +51,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class Trained:
     """The metrics of an update; what further estimators said of the rollouts before it, the tokens sampled for that."""
 
     metrics: dict[str, float]
@@ -84,57 +85,59 @@ class Iteration:
         has learnt anything."""
         started, done = time.monotonic(), iteration + 1
         self.metrics.timeline.begin(done)
-        drawn = self._lead(lambda: self.draw(iteration))
-        if not self._has_learnt and self.stop.agreed():
+        prepared = self._lead(lambda: self.prepare(iteration))
+        if not self._learns_before_advantages and self.stop.agreed():
             raise Stopped
-        learnt = self._lead(lambda: self._learn(drawn, iteration))
+        trained = self._lead(lambda: self._train(prepared, iteration))
         weights = self.policy.next_weights()
         with self.rollout_source.at_rest(done):
             self.delivery.send(weights, done)
         if self._is_anything_due(done):
             self.delivery.prove_now()
-        return self._ended(done, started, drawn, learnt)
+        return self._log_iteration(done, started, prepared, trained)
 
-    def draw(self, iteration: int) -> Drawn:
+    def prepare(self, iteration: int) -> Prepared:
         """Return what is trained on, with its advantages; on rank 0."""
         with self._interruptible():
             groups = self.rollout_source(iteration)
         if not self._asks_more(iteration):
             self.delivery.sleep()
         experience = self.make_experience(groups, iteration)
-        with self._interruptible() if not self._has_learnt else nullcontext():
+        with self._interruptible() if not self._learns_before_advantages else nullcontext():
             estimate, experience = self.estimate(groups, experience, iteration)
-        return Drawn(groups, experience, estimate)
+        return Prepared(groups, experience, estimate)
 
-    def _learn(self, drawn: Drawn | None, iteration: int) -> Learnt:
-        assert drawn is not None
-        further, num_further = self.ask_further(drawn.groups, drawn.experience, iteration)
+    def _train(self, prepared: Prepared | None, iteration: int) -> Trained:
+        assert prepared is not None
+        further, num_further = self.ask_further(prepared.groups, prepared.experience, iteration)
         self.delivery.sleep()
-        return Learnt(self.learn(drawn.experience, iteration), further, num_further)
+        return Trained(self.learn(prepared.experience, iteration), further, num_further)
 
-    def _ended(self, done: int, started: float, drawn: Drawn | None, learnt: Learnt | None) -> dict[str, float]:
+    def _log_iteration(
+        self, done: int, started: float, prepared: Prepared | None, trained: Trained | None
+    ) -> dict[str, float]:
         """Return the metrics of an iteration, on every rank; write down some of its rollouts."""
 
         def measured() -> dict[str, float]:
-            assert drawn is not None
-            assert learnt is not None
+            assert prepared is not None
+            assert trained is not None
             if self.samples.is_due(done):
-                self.samples.write(done, drawn.groups, drawn.experience, drawn.estimate, learnt.further)
-            values = self._measured(drawn, learnt.metrics)
+                self.samples.write(done, prepared.groups, prepared.experience, prepared.estimate, trained.further)
+            values = self._measured(prepared, trained.metrics)
             values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
             # with the answers to further estimators nothing is trained: they are no cost of the run
-            values["sampling/tokens"] = float(self.rollout_source.take_generated() - learnt.num_further)
+            values["sampling/tokens"] = float(self.rollout_source.take_generated() - trained.num_further)
             return values
 
         values = from_main_rank(measured)
         ended = time.monotonic()
         self.metrics.timeline.end_iteration(started, ended)
         if not is_main_rank():
-            self.metrics.take()  # its own, of which `hand_over` tells
+            self.metrics.take()  # its own seconds; `hand_over` sends those that are compared
         return values | {"seconds/iteration": ended - started} | hand_over(self.metrics)
 
     def _lead(self, work: Callable[[], T]) -> T | None:
-        """Do it on rank 0, which has the others compute with what all of them have."""
+        """Return what `work` returns on rank 0; None on others, which make the calls that it asks for."""
         return lead(work, self._held, self.metrics.clock)
 
     @cached_property
@@ -143,11 +146,12 @@ class Iteration:
         source, found = self.rollout_source, list[Any]()
         for learner in self.update.learners:
             found += [learner, learner.engine, learner.engine.model, getattr(learner, "reference", None)]
-        found += [self.policy.loss.reference, self.watch, source.reward, getattr(source, "rollout_filter", None)]
-        return [*found, self.estimator, *self.samples.estimators.values()]
+        scoring = [source.reward, getattr(source, "rollout_filter", None), self.estimator]
+        scoring += self.samples.estimators.values()
+        return [*found, self.policy.loss.reference, self.watch, *with_networks(scoring)]
 
     @property
-    def _has_learnt(self) -> bool:
+    def _learns_before_advantages(self) -> bool:
         """Whether a learner takes steps before advantages are estimated."""
         return any(learner.learns_in_score for learner in self.update.learners)
 
@@ -259,10 +263,10 @@ class Iteration:
             self.watch.keep()
         return updated
 
-    def _measured(self, drawn: Drawn, updated: dict[str, float]) -> dict[str, float]:
+    def _measured(self, prepared: Prepared, updated: dict[str, float]) -> dict[str, float]:
         """Return all metrics of the iteration but those of time as a whole."""
-        experience = drawn.experience
-        self.metrics.add(describe_rollouts(drawn.groups) | describe_experience(experience, drawn.estimate))
+        experience = prepared.experience
+        self.metrics.add(describe_rollouts(prepared.groups) | describe_experience(experience, prepared.estimate))
         self.metrics.add(updated, "update/")
         self.metrics.add(self.problems.left_out, "problems/")
         own_pass = experience.attention_mask[experience.old.in_own_pass]

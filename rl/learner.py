@@ -117,13 +117,13 @@ class Learner(Protocol):
 
 
 class Remembers(Protocol):
-    """What a run knows from its iterations so far, alike on every rank."""
+    """What a run knows from its iterations so far. Rank 0's counts; others have what was loaded."""
 
     def save(self, folder: Path) -> None:
         """Write it; called on rank 0."""
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote. Raises BadCheckpoint."""
+        """What `save` wrote; called on every rank. Raises BadCheckpoint."""
 
 
 @dataclass

@@ -181,7 +181,7 @@ class Policy:
         cuts = cuts_of_ranks(experience.ids, experience.attention_mask, learnt, *sizes)
         num_passes = begin_step(self.engine, cuts)
         masks = (experience.ids, experience.attention_mask, mask)
-        call = partial(self.pass_back, self.loss.kl.coefficient, divisor, config.update.num_epochs > 1)
+        call = partial(self.backward_part, self.loss.kl.coefficient, divisor, config.update.num_epochs > 1)
         values = self.loss.tensors(experience, is_scored)
         ratios, found = [0.0, 0.0], [torch.zeros(mask.shape) for _ in range(0 if is_scored else 2)]
         for part, (measured, scored) in on_ranks(call, masks, values, cuts):
@@ -193,7 +193,7 @@ class Policy:
             old.fill(learnt, found[0][learnt], found[1][learnt])
         return ratios, num_passes
 
-    def pass_back(
+    def backward_part(
         self, coefficient: float, divisor: float, keeps_rises: bool, part: RowPart
     ) -> tuple[RowSums, list[torch.Tensor]]:
         """On the rank that has the rows: add their gradients, with this `coefficient` of the KL penalty. Return what

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from espalier.data.records import BadInput
 from espalier.models.logprobs import logit_scores
 from espalier.models.precision import autocast
-from espalier.rl.experience import empty_loss, no_row, policy_logits, policy_logprobs
+from espalier.rl.experience import empty_loss, filler_row, policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, bounded, divergence, full_divergence
 from espalier.rl.learner import RowSums
 from espalier.rl.losses import (
@@ -149,7 +149,7 @@ class PolicyLoss:
         loss = empty_loss(self.engine.model, self.config.precision)
         if self.reference is not None and self.config.kl.place == "loss" and self.config.kl.kind == "full":
             with torch.no_grad(), autocast(self.engine.device, self.config.precision):
-                policy_logits(self.reference, *no_row(self.engine.device)[:2])
+                policy_logits(self.reference, *filler_row(self.engine.device)[:2])
         return loss
 
     def _forward(

@@ -29,6 +29,12 @@ def is_shared(reward: Reward) -> bool:
     return world_size() > 1 and computes_here(reward) and not asks_engines(reward)
 
 
+def with_networks(parts: Sequence[Any]) -> list[Any]:
+    """List parts of a run that score (None: not there), and the networks that they hold: what ranks have alike."""
+    networks = [one for part in parts if isinstance(part, HoldsModels) for one in part.networks().values()]
+    return [*parts, *networks]
+
+
 def scores_on_ranks(trajectories: Iterable[Trajectory], reward: Reward) -> list[Score]:
     """Return the scores; on rank 0, which has all ranks score where the reward is shared. Raises ProbeFailed where one
     is no number."""

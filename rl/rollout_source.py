@@ -122,7 +122,7 @@ class SampledGroups:
         return self.ahead.look(self._version, self.params, self.sampler.begun)
 
     def take_generated(self) -> int:
-        """From the loop, which draws on."""
+        """What waits is counted in the loop's thread, which draws on."""
         generated, self._num_counted = self.sampler.generated_tokens - self._num_counted, self.sampler.generated_tokens
         self._num_counted_ahead = self.loop.run(_call(self._look_ahead)).num_tokens
         return generated

@@ -48,7 +48,7 @@ class RowPart:
     """Of the response tokens, by the names of `Experience`."""
     sizes: list[tuple[int, int]]
     num_empty: int
-    places: torch.Tensor
+    places: torch.Tensor | None
     """Of the response tokens in a tensor [N, T], counted through; on rank 0 alone."""
 
     @classmethod
@@ -71,7 +71,7 @@ class RowPart:
         return vars(self) | {"places": None}
 
     @property
-    def cuts(self) -> list[tuple[torch.Tensor, int]]:
+    def cuts(self) -> list[Cut]:
         """The micro-batches, in row numbers of this part."""
         rows = torch.arange(len(self.numbers)).split([num for num, _ in self.sizes]) if self.sizes else ()
         return [(own, length) for own, (_, length) in zip(rows, self.sizes, strict=True)]
@@ -96,6 +96,7 @@ class RowPart:
 
     def fill(self, whole: torch.Tensor, values: torch.Tensor) -> None:
         """Put what was found of the response tokens where they are in `whole` [N, T], in place; on rank 0."""
+        assert self.places is not None
         whole.view(-1)[self.places] = values
 
 

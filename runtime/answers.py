@@ -58,7 +58,8 @@ class _Writer(pickle.Pickler):
         if id(obj) in self.held:
             return self.held[id(obj)]
         if isinstance(obj, torch.nn.Module):
-            raise TypeError(f"a network ({type(obj).__name__}) that ranks do not hold alike was to be sent to them")
+            raise TypeError(f"a network ({type(obj).__name__}) would come to other ranks as a copy: have it called by "
+                            "a method of the estimator, filter or reward that holds it")  # fmt: skip
         is_array = type(obj) is array and obj.typecode == "d"
         if not (is_array or type(obj) is list) or len(obj) < _FEWEST:
             return None

@@ -1,12 +1,13 @@
-"""Ranks: init and teardown, sums over ranks. Everything is a no-op on one process.
+"""Ranks: init and teardown, sums over ranks. Everything is a no-op on one process, but for `scatter_from_main_rank` and
+`gather_on_main_rank`, which `runtime.leading` calls where there are several.
 
 A launcher (`launch.py`, `torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK; gloo serves CPUs, nccl GPUs.
 
 Ranks that do the same work meet in collectives, which have the limit of the process group. Where one may take longer
 than another (rank 0 samples, scores, reads and writes for all) they wait for one another first, by `runtime.peers`,
-without a limit but with signs of life: before `barrier`, `gather_over_ranks` and `from_main_rank`. Who asks for it
-(`waits_heard_by`) hears of each of these waits, and of those before the few collectives in which a slow rank would
-else hold up the others unseen (`wait_visibly`).
+without a limit but with signs of life: before `barrier`, `gather_over_ranks`, `from_main_rank` and the two by which
+rank 0 asks. Who asks for it (`waits_heard_by`) hears of each of these waits, and of those before the few collectives in
+which a slow rank would else hold up the others unseen (`wait_visibly`).
 """
 
 import datetime
@@ -62,7 +63,8 @@ def _being(is_alone: bool) -> Iterator[None]:
 
 def _check_together() -> None:
     if _is_alone:
-        raise RuntimeError("a collective of all ranks, while the others wait for what rank 0 asks")
+        raise RuntimeError("a collective within what rank 0 does alone: the other ranks never come to it; have all "
+                           "make it by `ask` (espalier/runtime/leading.py)")  # fmt: skip
 
 
 def device() -> torch.device:

@@ -3,13 +3,15 @@
 Rank 0 leads (`lead`): it holds what the work is about, decides, and asks (`ask`) whenever all ranks have to compute: a
 call for each of them, which may carry what that rank computes with (its rows, say). Meanwhile the other ranks make the
 calls that they get, and hold nothing between them. What ranks have alike, networks and all that goes with them, does
-not travel: it is `held`, and a call names it.
+not travel: it is `held`, and a call names it. Here the main thread of rank 0 asks; where a thread of its own does
+(weights on their way to engines), it is `runtime.rank_calls`.
 
 Before each call the ranks wait for rank 0 as they wait for it anywhere (`runtime.distributed.from_main_rank`): without
 a limit, with signs of life. Collectives of all ranks are made in calls alone: outside them one is an error, not a wait
 that never ends.
 """
 
+import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -79,10 +81,9 @@ def ask(calls: Sequence[Callable[[], T]]) -> list[T]:
         return [calls[0]()]
     if _led is None or not is_main_rank():
         raise RuntimeError("all ranks are asked for something where rank 0 does not lead")
-    orders = [b"" if number == 0 else packed((_led.phases.current, call), _led.held)
-              for number, call in enumerate(calls)]  # fmt: skip
+    orders = {id(call): _order(_led.phases.current, call, _led.held) for call in calls[1:]}
     with together():
-        scatter_from_main_rank(orders)
+        scatter_from_main_rank([b"", *(orders[id(call)] for call in calls[1:])])
         del orders
         with _led.phases.call(_led.phases.current):
             found = calls[0]()
@@ -105,6 +106,14 @@ class _Silent:
 
     def __call__(self) -> None:
         self.call()
+
+
+def _order(phase: str, call: Callable[[], Any], held: Sequence[Any]) -> bytes:
+    try:
+        return packed((phase, call), held)
+    except (pickle.PicklingError, AttributeError) as error:
+        raise TypeError(f"other ranks cannot be sent this call ({error}): make it a method, or a function of a "
+                        "module") from error  # fmt: skip
 
 
 def _work(work: Callable[[], T]) -> T:

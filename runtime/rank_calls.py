@@ -4,7 +4,8 @@ Rank 0 does something that other ranks have no part in (it sends weights to engi
 what only all ranks together can give. So that part runs in a thread of its own there, and every rank's main thread
 makes one call after the other that is asked for, in the same order. Between two calls the others wait as they wait for
 rank 0 anywhere (`runtime.distributed.from_main_rank`): without a limit, with signs of life. Nobody is left in a
-collective when what rank 0 does fails, because none is begun before it asks.
+collective when what rank 0 does fails, because none is begun before it asks. Where the main thread of rank 0 itself
+asks, it is `runtime.leading`.
 """
 
 import queue

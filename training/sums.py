@@ -24,17 +24,13 @@ class Sums:
             old = self.rows.get(name, (0.0, 0.0))
             self.rows[name] = (old[0] + total, old[1] + count)
 
-    def totals(self) -> dict[str, tuple[float, float]]:
-        """Return (sum, count) over all ranks, each of which holds the same names."""
+    def means(self) -> dict[str, float]:
+        """Return means over all ranks, each of which holds the same names; none of what no rank has counted."""
         names = sorted(self.rows)
         totals = sum_over_ranks([value for name in names for value in self.rows[name]])
-        return dict(zip(names, zip(totals[0::2], totals[1::2], strict=True), strict=True))
+        return _means(dict(zip(names, zip(totals[0::2], totals[1::2], strict=True), strict=True)))
 
-    def means(self) -> dict[str, float]:
-        """Return means over all ranks; none of what no rank has counted."""
-        return _means(self.totals())
-
-    def own_means(self) -> dict[str, float]:
+    def means_here(self) -> dict[str, float]:
         """Return means of what was added here."""
         return _means(self.rows)
 

@@ -67,7 +67,7 @@ class GoldLikelihood:
         self.watch = TemplateWatch(answer_template)
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Give every response token the advantage of its step; a collective call.
+        """Give every response token the advantage of its step; all ranks compute the likelihoods.
 
         Raises BadInput where the reward has process terms, a problem has no gold answer, or the form "value" meets a
         reward outside 0 to 1.

@@ -1,4 +1,5 @@
-"""The policy's way to the engines as an iteration sees it: calls on every rank, for which rank 0 alone asks engines.
+"""The policy's way to the engines as an iteration sees it. `send`, `make_room` and `prove_now` are called on every
+rank, all else on rank 0, which alone asks engines.
 
 What a delivery's proof says is measured by the iteration that samples from it (`prove`, `take_proof`).
 """
@@ -52,11 +53,11 @@ class Delivery:
 
     def is_received(self) -> bool:
         """Say whether the engines read the last delivery as it was sent."""
-        return from_main_rank(lambda: self.sync.is_received)
+        return self.sync.is_received
 
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
         """Return every engine's log-probs of every token but the first of each row, without its prefix cache."""
-        return from_main_rank(lambda: [found for _, found in self.loop.run(self.sync.logprobs_of(rows))])
+        return [found for _, found in self.loop.run(self.sync.logprobs_of(rows))]
 
     def send(self, weights: PolicyWeights, version: int) -> None:
         """Look at the weights of a new version and deliver them. Raises ProbeFailed on a step that is too large,
@@ -80,7 +81,7 @@ class Delivery:
         if not self.sleeps or not self.is_awake:
             return
         with self.metrics.clock.phase("engine_sleep"):
-            from_main_rank(lambda: self.loop.run(self.sync.sleep()))
+            self.loop.run(self.sync.sleep())
         self.is_awake = False
 
     def make_room(self) -> None:
@@ -99,17 +100,17 @@ class Delivery:
 
     def ask_marker(self) -> None:
         """Have every engine cache a prompt that must not be cached any more after the next delivery."""
-        from_main_rank(lambda: self.loop.run(self.ask_marker_now()))
+        self.loop.run(self.ask_marker_now())
 
     @contextmanager
     def kept_random_state(self) -> Iterator[None]:
-        """Have every engine draw behind the block as if nothing had been asked within it; on every rank."""
-        from_main_rank(lambda: self.loop.run(self.sync.keep_random_state()))
+        """Have every engine draw behind the block as if nothing had been asked within it."""
+        self.loop.run(self.sync.keep_random_state())
         yield
-        from_main_rank(lambda: self.loop.run(self.sync.put_random_state_back()))
+        self.loop.run(self.sync.put_random_state_back())
 
     async def ask_marker_now(self) -> None:
-        """On rank 0 alone: `ask_marker`; nothing while a proof looks for that prompt in the caches: the next delivery
+        """`ask_marker`; nothing while a proof looks for that prompt in the caches: the next delivery
         asks then."""
         if self._proving is None:
             await self.sync.ask_marker()
@@ -124,13 +125,13 @@ class Delivery:
         return self.sync.num_serving, self.sync.wake_seconds - before
 
     def begin_proof(self) -> None:
-        """On rank 0 alone, in the loop: ask for the proof of the last delivery, first in the engines' line; `prove`
+        """In the loop: ask for the proof of the last delivery, first in the engines' line; `prove`
         waits for it, and the next delivery does."""
         if self._proving is None:
             self._proving = asyncio.create_task(self.sync.prove())
 
     async def prove(self) -> None:
-        """On rank 0 alone: prove the last delivery, if it was not. Raises StaleWeights, ProbeFailed."""
+        """Prove the last delivery, if it was not. Raises StaleWeights, ProbeFailed."""
         self.begin_proof()
         proving = self._proving
         assert proving is not None
@@ -140,14 +141,14 @@ class Delivery:
             self._proving = None
 
     def take_proof(self) -> dict[str, float]:
-        """Return what the proofs since the last call measured; on rank 0, empty on others."""
+        """Return what the proofs since the last call measured."""
         found, self._proof = self._proof, {}
         return {f"engine/{name}": value for name, value in found.items()}
 
     async def start(
         self, version: int, weights: PolicyWeights, canaries: list[Canary], seed: int, num_rollouts: int
     ) -> None:
-        """On rank 0 alone: prove on all canaries that deliveries reach the whole engine, and serve the policy of this
+        """Prove on all canaries that deliveries reach the whole engine, and serve the policy of this
         version; every delivery from now on is proven on few of them (`few_canaries`). Raises StaleWeights,
         ProbeFailed."""
         started = time.monotonic()

@@ -337,7 +337,11 @@ class Watch:
     def _computing(self, device: torch.device, precision: str) -> AbstractContextManager[None]:
         return autocast(device, precision) if self.computing_in is None else self.computing_in(precision)
 
-    def _rescore(
+    def _rescore(self, *arguments: Any) -> torch.Tensor:
+        """Have all ranks make `rescored`; return what it gives."""
+        return ask_alike(partial(self.rescored, *arguments))
+
+    def rescored(
         self,
         ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -346,26 +350,14 @@ class Watch:
         precision: str = "",
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Return the log-probs of rows by the policy, in the arithmetic of `dtype` where there is one."""
-        call = partial(self.rescored, ids, attention_mask, temperature, top_p, precision, dtype)
-        return ask_alike(call)
-
-    def rescored(
-        self,
-        ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        temperature: float,
-        top_p: float,
-        precision: str,
-        dtype: torch.dtype | None,
-    ) -> torch.Tensor:
-        """On every rank: `_rescore`."""
+        """Return the log-probs [B, T] of rows by the policy, in the arithmetic of `dtype` where there is one; on every
+        rank."""
         with rounded(network(self.model), dtype) if dtype is not None else nullcontext():
             logits = self._logits(ids, attention_mask, precision)
             return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
 
     def variances(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """On every rank: the variance of -log-prob at every place of rows, [B, T]."""
+        """Return the variance of -log-prob at every place of rows, [B, T]; on every rank."""
         logits = self._logits(ids, attention_mask)
         return torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
 

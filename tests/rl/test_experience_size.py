@@ -124,8 +124,15 @@ def test_what_a_rank_gets_and_holds_of_its_rows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_figures_of_16384_full_rollouts_on_12_ranks() -> None:
-    """At most so many tokens come at a time: 4 bytes of an id, 1 of the mask, 4 of each value; as tensors the same and
-    the attention mask."""
-    at_a_time = MOST_TOKENS / 12
-    assert at_a_time * (4 + 1 + 8 + 4 + 2 + 8) / 1e6 == pytest.approx(9.4, abs=0.1)
-    assert pytest.approx(1.2, abs=0.05) == 16_384 * 4096 * (5 + 13) / 1e9
+    shape = (48, 4096)
+    ids, whole = torch.randint(100_000, 105_000, shape).int(), torch.ones(shape, dtype=torch.bool)
+    masks, known = (ids, whole, whole), {"advantages": torch.rand(shape), OLD: torch.rand(shape)}
+    cuts = [(torch.arange(start, start + 8), 4096) for start in range(0, 48, 8)]
+    scores, update = RowPart.of(masks, {}, cuts, 0), RowPart.of(masks, known, cuts, 0)
+    tokens = ids.numel()
+    assert held_bytes(update) / tokens * MOST_TOKENS / 12 / 1e6 == pytest.approx(9.4, abs=0.1)
+    every = 16_384 * 4096
+    sent = len(packed(scores)) + len(packed(update))
+    assert sent / tokens * every / 1e9 == pytest.approx(1.2, abs=0.05)
+    # before: tensors of 26 bytes and objects of 34 per token on every rank; what was sent to each is 18 and 10 of them
+    assert (26 + 34) * every / 1e9 == pytest.approx(4.0, abs=0.05)

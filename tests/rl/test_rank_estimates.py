@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from benchmarks.processes.forked import run_ranks
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.scalar_head import load_process_reward
+from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.estimator_context import check_estimate
 from espalier.rl.types import Estimate
+from tests.support.rl_cases import make_trainer
 
 
 def estimates(policy: Path, prm: Path, out: Path, num_ranks: int) -> list[tuple[dict[str, Any], int]]:
@@ -36,7 +39,7 @@ def test_estimators_that_ask_have_the_same_advantages_with_two_ranks_as_in_one_p
     assert 0.4 * num_tokens < num_first < 0.6 * num_tokens
     assert together.keys() == alone.keys()
     for name, (advantages, metrics, state_values) in together.items():
-        if name in ("gold_likelihood", "process_values"):  # each rank reads some of the rows, in other batches
+        if name in ("gold_likelihood", "process_values", "own"):  # each rank reads some of the rows, in other batches
             torch.testing.assert_close(advantages, alone[name][0], rtol=1e-4, atol=2e-6)
             torch.testing.assert_close(state_values, alone[name][2], rtol=1e-4, atol=1e-8)
             assert metrics == pytest.approx(alone[name][1], rel=1e-4, abs=2e-6)
@@ -53,3 +56,20 @@ def test_an_estimate_outside_the_responses_which_would_not_reach_the_others_is_r
     bad = Estimate(torch.tensor([[0.0, 1.0]]), return_weights=torch.tensor([[2.0, 0.0]]))
     with pytest.raises(ValueError, match="return_weights are not 0 outside the responses"):
         check_estimate(bad, mask)
+
+
+class Everywhere(GRPO):
+    """A user's estimator that fills whole tensors."""
+
+    def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
+        return Estimate(torch.ones(experience.ids.shape))
+
+
+def test_a_run_whose_estimator_speaks_of_prompts_too_ends(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        tiny_policy, task, tokenizer, tmp_path / "run", "", Everywhere(True), evaluation_every=0, num_iterations=1
+    )
+    with pytest.raises(ValueError, match="the estimator's advantages are not 0 outside the responses"):
+        trainer.run()

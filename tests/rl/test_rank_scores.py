@@ -46,7 +46,7 @@ def run(folder: Path, scenario: str, num_ranks: int, policy: Path, prm: Path) ->
 
 
 def scored(folder: Path, scenario: str, num_ranks: int, policy: Path, prm: Path) -> list[tuple[int, dict[str, Any]]]:
-    """What each rank has: the tokens that it has scored, the scores of all rollouts by their ids."""
+    """What each rank has: the tokens that it has scored; on rank 0 the scores of all rollouts by their ids."""
     codes, lines = run(folder, scenario, num_ranks, policy, prm)
     assert codes == [0] * num_ranks, lines[-30:]
     found = [json.loads((folder / scenario / f"{number}.json").read_text()) for number in range(num_ranks)]

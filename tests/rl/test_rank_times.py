@@ -115,10 +115,12 @@ def test_a_wait_is_a_part_of_its_own_and_its_seconds_stay_with_the_phase(tmp_pat
         metrics.wait(3, begun + 1.0, begun + 5.0)
         metrics.wait(2, begun + 5.0, begun + 5.001)  # too short for a part of its own
         metrics.clock._since = begun + 6.0
+        # of the call that runs, so far: waits, which are no part of what is computed
+        assert metrics.clock._computed == {"update": pytest.approx(-4.001)}
     assert parts[:2] == [("update", begun, begun + 1.0), ("waiting for rank 3", begun + 1.0, begun + 5.0)]
     metrics.wait(1, 90.0, 91.0)  # between phases
     assert parts[-1] == ("waiting for rank 1", 90.0, 91.0)
-    # the call took no time, of which 4 s would have been waits; what is waited between calls is no part of them
+    # what is waited between calls is none of theirs
     assert metrics.clock.take_computed(["update", "forward"]) == pytest.approx(-4.001, abs=0.5)
     assert metrics.clock.take_computed(["update"]) == 0
     assert list(metrics.timeline.meetings) == [begun + 5.0, begun + 5.001, 91.0]

@@ -1,5 +1,5 @@
-"""Rows are dealt to ranks by tokens and cut into micro-batches by tokens: every row once, balanced, for every rank
-alike; gradients depend on neither."""
+"""Rows are dealt to ranks by tokens and cut into micro-batches by tokens: every row once, balanced;
+gradients depend on neither."""
 
 import math
 import random
@@ -92,7 +92,7 @@ def test_siblings_share_a_rank_where_that_loads_none_more(monkeypatch: pytest.Mo
     assert [rows.tolist() for rows in deal_rows(ids, mask, torch.arange(3), is_packed=True)] == [[1], [0, 2]]
 
 
-def test_all_ranks_deal_alike_whatever_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deal_does_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_shares, "world_size", lambda: 3)
     ids, mask = rows_of([20] * 40, ragged_lengths(40))
     rows = torch.arange(1, 40, 2)

@@ -51,6 +51,28 @@ def test_a_list_arrives_as_it_was(numbers: list[Any]) -> None:
     assert list(map(type, found)) == list(map(type, numbers))
 
 
+def test_of_a_tensor_nothing_but_its_own_numbers_travels() -> None:
+    content = packed(torch.zeros(10**6)[:2])
+    assert len(content) < 1000
+    found = unpacked(content)
+    found += 1  # its own memory
+    assert found.tolist() == [1.0, 1.0]
+    for tensor in (torch.arange(6).view(2, 3).t(), torch.tensor([True, False]), torch.zeros(0, 3),
+                   torch.tensor([1.5], dtype=torch.bfloat16), torch.ones(2, requires_grad=True)):  # fmt: skip
+        arrived = again(tensor)
+        assert torch.equal(arrived, tensor)
+        assert (arrived.dtype, arrived.requires_grad) == (tensor.dtype, tensor.requires_grad)
+
+
+def test_what_both_ends_have_is_named_and_a_network_that_they_do_not_is_refused() -> None:
+    here, there = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    own = [1, 2]
+    found = unpacked(packed({"network": here, "both": [own, own]}, [None, own, here]), [None, [3], there])
+    assert found == {"network": there, "both": [[3], [3]]}
+    with pytest.raises(TypeError, match=r"a network \(Linear\) would come to other ranks as a copy"):
+        packed({"network": torch.nn.Linear(1, 1)}, [here])
+
+
 def test_every_bit_of_a_float_arrives() -> None:
     numbers = [0.0, -0.0, math.inf, -math.inf, math.nan, 0.1, 1 / 3] * 3
     assert struct.pack("21d", *again(numbers)) == struct.pack("21d", *numbers)

@@ -83,6 +83,14 @@ def work(scenario: str, held: Held, phases: Phases) -> str:
         ask_alike(partial(held.fails, int(scenario[-1])))
     elif scenario == "network":
         ask_alike(partial(held.reads, torch.nn.Linear(2, 1), torch.ones(1)))
+    elif scenario == "inner":
+
+        def inner() -> int:
+            return 1
+
+        ask_alike(inner)
+    elif scenario == "twice":
+        lead(held.sum, [], phases)
     time.sleep(LIMIT + 0.7)  # longer than a collective may take
     with phases.phase("adding"):
         assert ask([partial(held.add, [1]), partial(held.add, [2, *range(20)])]) == [

@@ -8,6 +8,7 @@ A sampler or a reward without networks that is asked on another rank than 0 rais
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,14 @@ from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.credit.process_credit import credit_rollouts
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock
+from espalier.rl.rank_scores import with_networks
 from espalier.rl.rollout import Sampler
+from espalier.rl.row_shares import read_shares
+from espalier.rl.types import Estimate
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import is_main_rank, process_group, rank
 from espalier.runtime.leading import lead
@@ -47,6 +52,16 @@ def share_of_ones(trajectories: Sequence[Trajectory]) -> list[Score]:
     """A reward that tells answers apart; on rank 0 alone."""
     assert is_main_rank()
     return [Score(sum(letter in "123" for letter in t.response) / len(t.response)) for t in trajectories]
+
+
+class OwnEstimator(process_values.ProcessValueAdvantage):
+    """A user's: its network is asked by a partial of a function."""
+
+    def __call__(self, groups: Any, experience: Any, context: EstimatorContext) -> Estimate:
+        """Steps alone."""
+        rows = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        scores = read_shares(rows, partial(score_trajectories, self.model, pad_id=0), is_packed=False)
+        return credit_rollouts(groups, scores, "progress", 1.0, experience.response_mask)
 
 
 num_read = 0  # tokens
@@ -71,6 +86,7 @@ def main() -> None:
         "spo": SPO(completions_per_state=2, prompt_value="sampled", num_segments=3),
         "remax": ReMaxAdvantage(),
         "process_values": process_values.ProcessValueAdvantage(str(prm)),
+        "own": OwnEstimator(str(prm)),
         "shared_prefixes": SharedPrefixes(),
         "gold_likelihood": GoldLikelihood("#### {gold}", weight=100.0),
     }
@@ -92,7 +108,7 @@ def main() -> None:
             assert set(clock.take()) == {"seconds/completions", "seconds/reward", "seconds/prefill"}
             return {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
 
-        found = lead(work, [network, *estimators.values()], clock)
+        found = lead(work, [network, *with_networks([*estimators.values()])], clock)
         assert (found is None) == (rank() != 0)
     torch.save((found, num_read), out / f"{rank()}.pt")
 

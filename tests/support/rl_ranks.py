@@ -146,13 +146,16 @@ def main() -> None:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
             row_parts.MOST_TOKENS = 60  # rows of a rank come in several parts
+        if "epochs" in sys.argv:
+            kind |= {"kl": given.kl}
         if "odd" in sys.argv:  # rank 0 has a row more, alone in a pass
             kind |= {"minibatch_size": 9, "group_size": 3, "micro_batch_size": 1, "precision": given.precision}
             kind |= {"kl": given.kl}
         kind["further"] = {"asking": AskingGRPO(True)} if "further" in sys.argv else {}
         trainer = make_trainer(
             policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
-            loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, num_epochs=1, evaluation_every=0,
+            loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, evaluation_every=0,
+            num_epochs=2 if "epochs" in sys.argv else 1,
             save_every=1,
             warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
             lora=given.lora, ema=given.ema, micro_batch_tokens=given.update.micro_batch_tokens,
