@@ -3,6 +3,7 @@
 from espalier.rl.combinations.components import blames_first_error, component_settings, demand, estimators_of
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
+from espalier.training.deepspeed_engine import cuts_weights
 
 
 def check_estimator(config: RLConfig) -> None:
@@ -55,13 +56,16 @@ def _scaling_of(config: RLConfig) -> str:
 
 
 def check_enumerable(config: RLConfig) -> None:
-    """True values on a task whose solutions have no position."""
+    """True values on a task whose solutions have no position, or by a policy that no rank holds whole."""
     task = component_settings(config.task)
     for key, kind, _ in estimators_of(config):
         reads = getattr(kind, "reads_positions", False)
         demand(not reads or task is None or hasattr(task[0], "position"),
                f"{key}: {kind.__name__} computes values on tasks that can be enumerated, and this one has no "
                "`position` (data/tasks/enumerable.py): choose task=word_arithmetic or another estimator")  # fmt: skip
+        demand(not reads or not cuts_weights(config.deepspeed),
+               f"{key}: {kind.__name__} computes with the whole policy on rank 0, of which ZeRO-3 leaves it a part: set "
+               "deepspeed=none or zero2")  # fmt: skip
 
 
 def check_samples(config: RLConfig) -> None:

@@ -341,6 +341,13 @@ def test_the_true_values_can_stand_beside_the_runs_own_estimator() -> None:
 
 
 @pytest.mark.parametrize("asks", ["advantage=exact", "estimators=with_exact"])
+def test_true_values_by_a_policy_that_no_rank_holds_whole_are_refused_before_anything_starts(asks: str) -> None:
+    check_combinations(config_of(asks, "deepspeed=zero2"))
+    with pytest.raises(BadConfig, match=r"on rank 0, of which ZeRO-3 leaves it a part: set deepspeed=none or zero2"):
+        check_combinations(config_of(asks, "deepspeed=zero3"))
+
+
+@pytest.mark.parametrize("asks", ["advantage=exact", "estimators=with_exact"])
 def test_true_values_of_a_task_that_cannot_be_enumerated_are_refused_before_anything_starts(asks: str) -> None:
     with pytest.raises(BadConfig, match=r"exact: ExactAdvantage computes values .* has no `position`|advantage: Exact"):
         check_combinations(config_of(asks, "task=gsm8k", "task.path=FOLDER"))
