@@ -64,8 +64,8 @@ def check_enumerable(config: RLConfig) -> None:
                f"{key}: {kind.__name__} computes values on tasks that can be enumerated, and this one has no "
                "`position` (data/tasks/enumerable.py): choose task=word_arithmetic or another estimator")  # fmt: skip
         demand(not reads or not cuts_weights(config.deepspeed),
-               f"{key}: {kind.__name__} computes with the whole policy on rank 0, of which ZeRO-3 leaves it a part: set "
-               "deepspeed=none or zero2")  # fmt: skip
+               f"{key}: {kind.__name__} computes with the whole policy on rank 0, of which ZeRO-3 leaves it a part: "
+               "set deepspeed=none or zero2")  # fmt: skip
 
 
 def check_samples(config: RLConfig) -> None:
