@@ -42,11 +42,11 @@ def compared(records: Sequence[Record], cell: str, method: str) -> tuple[float, 
 
 
 def shown(mean: Mean | None, sign: str = "") -> str:
-    """Return percent with the 95 % interval."""
+    """Return percent with the 95 % interval, where there are seeds enough for one."""
     if mean is None:
         return ""
-    value, low, high = (f"{100 * (number or 0.0):{sign}.1f}" for number in (mean.value, mean.low, mean.high))
-    return f"{value} [{low}, {high}]"
+    value, *ends = (f"{100 * number:{sign}.1f}" for number in (mean.value, mean.low, mean.high) if number is not None)
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def main() -> None:

@@ -464,8 +464,8 @@ def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path)
 def test_a_rank_without_evaluation_examples_sums_the_same_names(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, rows, totals = make_loop(tiny_policy, tmp_path), [], Sums.totals
-    monkeypatch.setattr(Sums, "totals", lambda self: rows.append(self.rows) or totals(self))
+    loop, rows, means = make_loop(tiny_policy, tmp_path), [], Sums.means
+    monkeypatch.setattr(Sums, "means", lambda self: rows.append(self.rows) or means(self))
     first, second = (Loader(DEMONSTRATIONS[:1], 2, 1, 0, rank, 2) for rank in (0, 1))
     assert loop.evaluate(first)["loss"] > 1
     assert loop.evaluate(second) == {}, "alone it has counted nothing"
