@@ -108,11 +108,14 @@ def portions(attention_mask: torch.Tensor, cuts: Sequence[Sequence[Cut]]) -> Ite
     for own in cuts:
         for number, (rows, _) in enumerate(own):
             tokens[number] += int(lengths[rows].sum())
-    first = 0
-    for number in range(1, len(tokens) + 1):
-        if number == len(tokens) or sum(tokens[first : number + 1]) > MOST_TOKENS:
+    first = held = 0
+    for number, new in enumerate(tokens):
+        if number > first and held + new > MOST_TOKENS:
             yield first, number
-            first = number
+            first, held = number, 0
+        held += new
+    if tokens:
+        yield first, len(tokens)
 
 
 def on_ranks(
