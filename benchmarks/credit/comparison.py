@@ -4,7 +4,6 @@ Methods are compared by their mean accuracy up to a cost that every run of the c
 baseline, with Student's 95 % interval, and p corrected by Holm over the methods of the table.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -12,25 +11,36 @@ from typing import Any
 
 from benchmarks.credit.curves import COSTS, Point, TargetCost, accuracy_at, cost_of, mean_accuracy, reach, target_cost
 from benchmarks.credit.intervals import Mean, figure_above_zero, holm, mean_over_seeds, paired
-from benchmarks.credit.plan import Cell, Plan, best_rate, wanted_rates
+from benchmarks.credit.learning_rates import given, listed, runs_of, shown_runs, tuned_rates
+from benchmarks.credit.plan import Cell, Plan
 from benchmarks.credit.runs import Record
 from benchmarks.result import count
 
 SIGNIFICANT = 0.05
 GIVEN = " (reward model given)"
+OWN = ""
+"""Every run has the learning rate that was tuned from the policy that it began from."""
+OTHERS = " (another policy's)"
+"""Some have one that was tuned from another policy."""
+NONE = " (not tuned)"
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A method's curves on a cell by seed. `is_tuned`: whether its learning rate won a whole tuning; `baseline`: the
-    method that it is set against."""
+    """A method's curves on a cell by seed, and the learning rates that they are of (the seeds of a policy have one).
+    `tuning` is why: `OWN`, `OTHERS` or `NONE`; `baseline`: the method that it is set against."""
 
     method: str
     family: str
-    learning_rate: float
-    is_tuned: bool
+    learning_rates: tuple[float, ...]
+    tuning: str
     seeds: Mapping[int, list[Point]]
     baseline: str = ""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether its learning rates won a whole tuning."""
+        return self.tuning != NONE
 
 
 @dataclass(frozen=True)
@@ -47,89 +57,25 @@ class Row:
     num_reached: int
 
 
-def given(points: Sequence[Point], tokens: float, seconds: float) -> list[Point]:
-    """Return the curve without what was spent before the first update."""
-    return [replace(point, tokens=point.tokens - tokens, seconds=point.seconds - seconds) for point in points]
-
-
-def tuning_areas(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], dict[float, float]]:
-    """Return the mean accuracy of the plan's tuning runs by (cell, method) and learning rate, where it is a finite
-    number; what is spent before the first update is the same for all of them and left out."""
-    areas: dict[tuple[str, str], dict[float, float]] = {}
-    for row in records:
-        is_planned = row.seed == plan.tuning_seed and row.learning_rate in plan.learning_rates + plan.lower_rates
-        if row.is_tuning and is_planned:
-            points = given(row.points, row.tokens_before, row.seconds_before)
-            area = mean_accuracy(points, *plan.cells[row.cell].tuning_budget)
-            if area is not None and math.isfinite(area):
-                areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
-    return areas
-
-
-def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """Return the learning rate by (cell, method) where every rate that the rule wants has its tuning run: the best of
-    these, whatever other rates were once run; for a cell that names another one, that one's."""
-    own = {
-        key: best_rate({rate: found[rate] for rate in wanted})
-        for key, found in tuning_areas(plan, records).items()
-        if found.keys() >= set(wanted := wanted_rates(plan, found))
-    }
-    sources = {cell.name: cell.rates_of or cell.name for cell in plan.cells.values()}
-    return {
-        (cell, method): own[source, method]
-        for cell, source in sources.items()
-        for method in plan.methods
-        if (source, method) in own
-    }
-
-
-def shown_rate(own: Sequence[Record], tuned: float | None) -> float | None:
-    """Return the learning rate that figures of a method on a cell are of: the tuned one, or, where there is none, that
-    of most of its `own` runs."""
-    rates = sorted({row.learning_rate for row in own})
-    if tuned is not None or not rates:
-        return tuned
-    return max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
-
-
-def runs_of(records: Sequence[Record], cell: str, method: str) -> list[Record]:
-    """Return a method's runs on a cell, those of tuning apart."""
-    return [row for row in records if (row.cell, row.method) == (cell, method) and not row.is_tuning]
-
-
 def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:
-    """Return the curves of every method with runs of its `shown_rate`, in the plan's order. A method with a reward
-    model comes a second time without its cost."""
-    tuned, found = tuned_rates(plan, records), []
+    """Return the curves of every method with `shown_runs`, in the plan's order. A method with a reward model comes a
+    second time without its cost."""
+    all_tuned, found = tuned_rates(plan, records), []
     for method in plan.methods.values():
-        own, is_tuned = runs_of(records, cell.name, method.name), (cell.name, method.name) in tuned
-        best = shown_rate(own, tuned.get((cell.name, method.name)))
-        rows = [row for row in own if row.learning_rate == best]
-        if not rows or best is None:
+        tuned = all_tuned.get((cell.name, method.name), {})
+        rows = shown_runs(runs_of(records, cell.name, method.name), tuned)
+        if not rows:
             continue
-        seeds = {row.seed: row.points for row in rows}
+        rates = tuple(sorted({row.learning_rate for row in rows}, reverse=True))
+        is_own = cell.rates_of or all(row.policy in tuned for row in rows)
         baseline = method.baseline or plan.baseline
-        found.append(Curves(method.name, method.family, best, is_tuned, seeds, baseline))
+        curves = Curves(method.name, method.family, rates, (OWN if is_own else OTHERS) if tuned else NONE,
+                        {row.seed: row.points for row in rows}, baseline)  # fmt: skip
+        found.append(curves)
         if any(row.tokens_before > 0 for row in rows):
             free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
-            found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free, baseline))
+            found.append(replace(curves, method=method.name + GIVEN, seeds=free))
     return found
-
-
-def runs_of_other_rates(plan: Plan, records: Sequence[Record]) -> list[str]:
-    """Return a line for the runs of each method on each cell that are in no figure, as their rate is not the shown
-    one."""
-    tuned, lines = tuned_rates(plan, records), []
-    for cell in plan.cells:
-        for method in plan.methods:
-            own = runs_of(records, cell, method)
-            best = shown_rate(own, tuned.get((cell, method)))
-            others = [row.learning_rate for row in own if row.learning_rate != best]
-            if others:
-                rates = ", ".join(f"{rate:g}" for rate in sorted(set(others)))
-                why = f"the tuned {best:g}" if (cell, method) in tuned else f"{best:g}, which most runs have"
-                lines.append(f"{len(others)} runs of {method} on {cell}: of the rates {rates}, figures are of {why}")
-    return lines
 
 
 def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:
@@ -214,7 +160,7 @@ def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) 
 
 def _cells(row: Row, baseline: str) -> list[Any]:
     curves = row.curves
-    rate = f"{curves.learning_rate:g}" + ("" if curves.is_tuned else " (not tuned)")
+    rate = listed(curves.learning_rates) + curves.tuning
     beside = "" if curves.baseline in ("", baseline) else f" ({curves.baseline})"
     return [
         curves.method,

@@ -22,13 +22,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.credit.comparison import runs_of_other_rates, summarise, tuned_rates, tuning_areas
+from benchmarks.credit.comparison import summarise
+from benchmarks.credit.learning_rates import runs_of_other_rates, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
-from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, read_records, record, start
+from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, digest, read_records, record, start
 from benchmarks.credit.schedule import Spent, spend
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import load_before
@@ -51,7 +52,7 @@ def places_by_cell(rows: Sequence[str], plan: Plan, option: str) -> dict[str, Pa
 
 
 def missing(runs: Sequence[Run], records: Sequence[Record]) -> list[Run]:
-    """Return the runs that have no record yet, in their order."""
+    """Return the runs that have no record yet, in their order; of tuning, `records` are those of the policies here."""
     done = {(row.cell, row.method, row.seed, row.learning_rate, row.is_tuning) for row in records}
     return [
         run for run in runs
@@ -61,21 +62,26 @@ def missing(runs: Sequence[Run], records: Sequence[Record]) -> list[Run]:
 
 def asked_runs(
     arguments: argparse.Namespace, plan: Plan, cells: Sequence[Cell], methods: Sequence[Method],
-    records: Sequence[Record],
+    records: Sequence[Record], policy: Callable[[Cell], Path],
 ) -> list[Run]:  # fmt: skip
-    """Return the runs that the command line asks for. Raises BadInput where a method has no learning rate yet."""
+    """Return the runs that the command line asks for and that have no record. A method without a learning rate that
+    was tuned from the policy here is left out with a warning."""
+    policies = {cell.name: digest(policy(plan.cells[cell.rates_of or cell.name])) for cell in cells}
     if arguments.tune:
-        return tuning_runs(plan, cells, methods, tuning_areas(plan, records))
-    rates = tuned_rates(plan, records)
+        here = [row for row in records if row.policy == policies.get(row.cell)]
+        areas = {key: found[policies[key[0]]] for key, found in tuning_areas(plan, here).items()}
+        return missing(tuning_runs(plan, cells, methods, areas), here)
+    tuned = tuned_rates(plan, records)
     pairs = [(cell.name, method.name) for cell in cells for method in methods if cell.takes(method)]
+    rates = {pair: tuned[pair][policies[pair[0]]] for pair in pairs if policies[pair[0]] in tuned.get(pair, {})}
     if arguments.learning_rate:
         rates = dict.fromkeys(pairs, arguments.learning_rate) | rates
     untuned = [pair for pair in pairs if pair not in rates]
     if untuned:
         names = ", ".join(f"{method} on {plan.cells[cell].rates_of or cell}" for cell, method in untuned[:4])
-        print(f"warning: {len(untuned)} without a learning rate are left out ({names}): run --tune first, or give "
-              "--learning-rate", file=sys.stderr)  # fmt: skip
-    return benchmark_runs(cells, methods, arguments.seeds, rates)
+        print(f"warning: {len(untuned)} without a learning rate tuned from the policy here are left out ({names}): "
+              "run --tune first, or give --learning-rate", file=sys.stderr)  # fmt: skip
+    return missing(benchmark_runs(cells, methods, arguments.seeds, rates), records)
 
 
 def work(places: Places, runs: Sequence[Run], cores: Sequence[int], end: float) -> Spent:
@@ -135,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     records, stale = read_records(plan, places.results)
     load, code, end = load_before(), 0, time.monotonic() + 3600 * arguments.hours
     os.environ.update(ENVIRONMENT)
-    while time.monotonic() < end and (runs := missing(asked_runs(arguments, plan, cells, methods, records), records)):
+    while time.monotonic() < end and (runs := asked_runs(arguments, plan, cells, methods, records, places.policy)):
         check_policies(records, runs, places.policy)
         spent = work(places, runs, arguments.cores, end)
         records, stale = read_records(plan, places.results)
@@ -146,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)
     figures, tables, found = summarise(plan, records, len(arguments.seeds), HOW)
-    tuned = {f"{cell} {method}": rate for (cell, method), rate in tuned_rates(plan, records).items()}
+    tuned = {f"{cell} {method}": rates for (cell, method), rates in tuned_rates(plan, records).items()}
     loads = [row.load for row in records]
     commits = sorted({row.commit for row in records})
     detail = {"tuned": tuned, "left_out": stale, "load_before": load, "commits": commits,

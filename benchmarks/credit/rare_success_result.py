@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.credit.comparison import tuned_rates
 from benchmarks.credit.curves import Point, accuracy_at
 from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
+from benchmarks.credit.learning_rates import runs_of, shown_runs, tuned_rates
 from benchmarks.credit.plan import read_plan
 from benchmarks.credit.runs import read_records
 from benchmarks.result import RESULTS, write_result
@@ -111,12 +111,11 @@ def last_after_grpo(record: Mapping[str, Any], pairs: str) -> Point | None:
 
 
 def grpo_curves(task: str) -> dict[tuple[int, str], list[Point]]:
-    """Return GRPO's stored curves on a cell of plan.yaml at its tuned rate, by seed and the policy's digest."""
+    """Return GRPO's stored curves on a cell of plan.yaml at its tuned rates, by seed and the policy's digest."""
     plan = read_plan(PLAN)
     stored, _ = read_records(plan, RESULTS)
-    rate = tuned_rates(plan, stored).get((task, "grpo"))
-    mine = [row for row in stored if (row.cell, row.method, row.is_tuning) == (task, "grpo", False)]
-    return {(row.seed, row.policy): row.points for row in mine if row.learning_rate == rate}
+    tuned = tuned_rates(plan, stored).get((task, "grpo"), {})
+    return {(row.seed, row.policy): row.points for row in shown_runs(runs_of(stored, task, "grpo"), tuned)}
 
 
 def without_tuning(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -75,9 +75,10 @@ class Places:
         """Return where a run writes."""
         return self.folder / run.cell.name / run.name
 
-    def record_path(self, run: Run) -> Path:
-        """Return where its record is kept."""
-        return self.results / "credit" / run.cell.name / f"{run.name}.json"
+    def record_path(self, run: Run, policy: str) -> Path:
+        """Return where its record is kept; of tuning, by the digest of the policy that it began from."""
+        path = self.results / "credit" / run.cell.name / f"{run.name}.json"
+        return path.parent / policy / path.name if run.is_tuning else path
 
     def policy(self, cell: Cell) -> Path:
         """Return the policy that every run of the cell starts from; it is made once."""
@@ -168,7 +169,7 @@ def record(places: Places, run: Run) -> Record:
         points=points_of(rows, tokens, seconds), tokens_before=tokens, seconds_before=seconds,
         load=round(os.getloadavg()[0], 2), machine=machine(), commit=code_commit(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
-    path = places.record_path(run)
+    path = places.record_path(run, kept.policy)
     path.parent.mkdir(parents=True, exist_ok=True)
     row = asdict(kept) | {"points": [[*asdict(point).values()] for point in kept.points]}
     with open_atomic(path) as file:
@@ -225,20 +226,16 @@ def read_records(plan: Plan, results: Path) -> tuple[list[Record], list[str]]:
 
 def check_policies(records: Iterable[Record], runs: Iterable[Run], policy: Callable[[Cell], Path]) -> None:
     """Raise BadInput where a stored run of one of these seeds began from another policy: methods are compared seed by
-    seed. Other seeds may have another one: the same recipe ends in other bits on another machine."""
-    began: dict[tuple[str, int, str], str] = {}
-    for row in records:
-        began[_pairing(row.cell, row.seed, row.method, row.is_tuning)] = row.policy
+    seed. Other seeds may have another one, for the same recipe ends in other bits on another machine; so may tuning
+    runs, whose learning rates hold for the policy that they began from."""
+    began = {(row.cell, row.seed): row.policy for row in records if not row.is_tuning}
     for run in runs:
+        if run.is_tuning:
+            continue
         folder = policy(run.cell)
         own = digest(folder)
-        other = began.get(_pairing(run.cell.name, run.seed, run.method.name, run.is_tuning), own)
+        other = began.get((run.cell.name, run.seed), own)
         if other != own:
             raise BadInput(f"{folder}: stored runs of cell {run.cell.name} with seed {run.seed} began from other "
                            f"weights ({other}, these are {own}): take other seeds (--seeds), give that policy by "
                            f"--policy {run.cell.name}=FOLDER, or move the records away")  # fmt: skip
-
-
-def _pairing(cell: str, seed: int, method: str, is_tuning: bool) -> tuple[str, int, str]:
-    """What must share a policy: runs of a seed over methods, tuning runs of a method over rates."""
-    return (cell, seed, method if is_tuning else "")

@@ -1,5 +1,6 @@
 """The benchmark of credit methods: statistics and curves by hand, the order of runs, records, tables and pictures."""
 
+import argparse
 import dataclasses
 import json
 import math
@@ -16,14 +17,12 @@ from benchmarks.credit.comparison import (
     common_cost,
     compare,
     curves_of,
-    runs_of_other_rates,
     summarise,
-    tuned_rates,
-    tuning_areas,
 )
-from benchmarks.credit.credit import missing
+from benchmarks.credit.credit import asked_runs, missing
 from benchmarks.credit.curves import Point, TargetCost, accuracy_at, cost_of, mean_accuracy, points_of, target_cost
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
+from benchmarks.credit.learning_rates import runs_of_other_rates, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw, map_points, series_of
 from benchmarks.credit.plan import (
     Cell,
@@ -248,13 +247,13 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
 
 def stored(
     cell: str, method: str, seed: int, accuracies: Sequence[float], rate: float = 1e-4, *, tokens_before: float = 0,
-    tokens: float = 100, is_tuning: bool = False,
+    tokens: float = 100, is_tuning: bool = False, policy: str = "d",
 ) -> Record:  # fmt: skip
     """A record whose evaluations lie evenly over so many tokens and 10 seconds."""
     last = max(1, len(accuracies) - 1)
     points = [Point(i, tokens_before + i * tokens / last, i * 10 / last, value) for i, value in enumerate(accuracies)]
     run = Run(SMALL.cells[cell], SMALL.methods[method], seed, rate, is_tuning)
-    return Record(cell, method, seed, rate, is_tuning, settings_of(SMALL, run), "d", points, tokens_before, 0.0, 2.0,
+    return Record(cell, method, seed, rate, is_tuning, settings_of(SMALL, run), policy, points, tokens_before, 0.0, 2.0,
                   "m", "c", "2026-11-23")  # fmt: skip
 
 
@@ -264,13 +263,15 @@ def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chos
             stored("easy", "vine", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),  # one rate of two
             stored("easy", "prm", 1000, [0.2, 0.2, 0.2], 1e-4, tokens_before=500, is_tuning=True),
             stored("easy", "prm", 1000, [0.2, 0.3, 0.3], 1e-5, tokens_before=500, is_tuning=True)]  # fmt: skip
-    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4}, "the lowest rate is the best: one more is wanted"
-    areas = tuning_areas(SMALL, rows)
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): {"d": 1e-4}}, (
+        "the lowest rate is the best: one more is wanted"
+    )
+    areas = {key: found["d"] for key, found in tuning_areas(SMALL, rows).items()}
     wanted = {key: [run.learning_rate for run in tuning_runs(SMALL, [EASY], [SMALL.methods[key]], areas)]
               for key in ("grpo", "vine", "prm")}  # fmt: skip
     assert wanted == {"grpo": [1e-4, 1e-5], "vine": [1e-4, 1e-5], "prm": [1e-4, 1e-5, 1e-6]}
     rows.append(stored("easy", "prm", 1000, [0.2, 0.4, 0.4], 1e-6, tokens_before=500, is_tuning=True))
-    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-6}, "there is none below"
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): {"d": 1e-4}, ("easy", "prm"): {"d": 1e-6}}, "none is below"
     assert tuning_runs(SMALL, [EASY], [GRPO], {})[0].tokens == 50
 
 
@@ -281,7 +282,7 @@ def test_a_cell_may_take_its_rates_from_another_one_and_is_not_tuned_then() -> N
             stored("hard", "grpo", 1000, [0.2, 0.3, 0.3], 1e-4, is_tuning=True),
             stored("hard", "grpo", 1000, [0.2, 0.4, 0.4], 1e-5, is_tuning=True)]  # fmt: skip
     assert ("hard", "grpo") not in tuned_rates(SMALL, rows), "by itself its lowest rate is the best: one more is wanted"
-    assert tuned_rates(plan, rows) == {("easy", "grpo"): 1e-4, ("hard", "grpo"): 1e-4}
+    assert tuned_rates(plan, rows) == {("easy", "grpo"): {"d": 1e-4}, ("hard", "grpo"): {"d": 1e-4}}
     assert {run.cell.name for run in tuning_runs(plan, [*plan.cells.values()], [GRPO], {})} == {"easy"}
     assert tuned_rates(plan, rows[2:]) == {}, "none of the cell that is named"
 
@@ -293,8 +294,8 @@ def test_a_cell_may_be_tuned_and_compared_by_updates_and_only_with_its_methods(t
     plan = replace(SMALL, cells={"easy": cell}, methods={"grpo": GRPO, "vine": vine, "prm": replace(PRM, settings=())})
     rows = [stored("easy", "vine", 1000, [0.2, 0.4, 0.4, 0.0], 1e-4, is_tuning=True),
             stored("easy", "vine", 1000, [0.2, 0.3, 0.4, 0.9], 1e-5, tokens=9000, is_tuning=True)]  # fmt: skip
-    assert tuning_areas(plan, rows)["easy", "vine"] == pytest.approx({1e-4: 0.35, 1e-5: 0.3})
-    assert tuned_rates(plan, rows) == {("easy", "vine"): 1e-4}
+    assert tuning_areas(plan, rows)["easy", "vine"]["d"] == pytest.approx({1e-4: 0.35, 1e-5: 0.3})
+    assert tuned_rates(plan, rows) == {("easy", "vine"): {"d": 1e-4}}
     assert {run.method.name for run in tuning_runs(plan, [cell], [*plan.methods.values()], {})} == {"vine", "prm"}
     rates = {("easy", name): 1e-4 for name in plan.methods}
     runs = benchmark_runs([cell], [*plan.methods.values()], [0], rates)
@@ -318,10 +319,10 @@ def test_a_rate_is_chosen_by_the_rule_alone_whatever_else_was_once_run() -> None
     wanted = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
               stored("easy", "grpo", 1000, [0.2, 0.3, 0.3], 1e-5, is_tuning=True)]  # fmt: skip
     lower = stored("easy", "grpo", 1000, [0.2, 0.9, 0.9], 1e-6, is_tuning=True)  # of an earlier plan
-    assert tuned_rates(SMALL, [*wanted[::-1], lower]) == {("easy", "grpo"): 1e-4}
+    assert tuned_rates(SMALL, [*wanted[::-1], lower]) == {("easy", "grpo"): {"d": 1e-4}}
     other = stored("easy", "grpo", 7, [0.2, 0.9, 0.9], 1e-5, is_tuning=True)  # when the plan had another tuning seed
     assert tuned_rates(SMALL, [wanted[0], other]) == {}
-    assert tuned_rates(SMALL, [*wanted[::-1], other]) == {("easy", "grpo"): 1e-4}
+    assert tuned_rates(SMALL, [*wanted[::-1], other]) == {("easy", "grpo"): {"d": 1e-4}}
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -375,6 +376,59 @@ def test_runs_of_another_rate_than_the_tuned_one_are_in_no_figure_and_that_is_sa
         "3 runs of grpo on easy: of the rates 1e-05, figures are of the tuned 0.0001",
         "1 runs of vine on easy: of the rates 1e-05, figures are of 0.0001, which most runs have",
     ]
+
+
+def test_a_rate_holds_for_the_policy_that_it_was_tuned_from() -> None:
+    """Of another machine's policy the same rate may be too high: its runs are of the rate that was tuned from it."""
+    tuning = [stored("easy", "grpo", 1000, accuracies, rate, is_tuning=True, policy=policy)
+              for policy, best in (("d", 1e-4), ("e", 1e-5)) for rate in (1e-4, 1e-5, 1e-6)
+              for accuracies in ([[0.2, 0.4, 0.4]] if rate == best else [[0.2, 0.3, 0.3]])]  # fmt: skip
+    assert tuned_rates(SMALL, tuning) == {("easy", "grpo"): {"d": 1e-4, "e": 1e-5}}
+    runs = [stored("easy", "grpo", 0, [0.2, 0.5], 1e-4), stored("easy", "grpo", 1, [0.2, 0.5], 1e-5, policy="e"),
+            stored("easy", "grpo", 2, [0.2, 0.1], 1e-4, policy="e")]  # fmt: skip
+    (curves,) = curves_of(SMALL, EASY, tuning + runs)
+    assert (sorted(curves.seeds), curves.learning_rates, curves.tuning) == ([0, 1], (1e-4, 1e-5), "")
+    assert runs_of_other_rates(SMALL, tuning + runs) == [
+        "1 runs of grpo on easy: of the rates 0.0001, figures are of the tuned 0.0001, 1e-05"
+    ]
+    runs += [stored("easy", "grpo", seed, [0.2, 0.5], 1e-5, policy="f") for seed in (3, 4)]  # f is not tuned from
+    runs += [stored("easy", "grpo", 5, [0.2, 0.5], 1e-4, policy="f"),
+             stored("easy", "grpo", 6, [0.2, 0.5], 1e-6, policy="f")]  # fmt: skip
+    (curves,) = curves_of(SMALL, EASY, tuning + runs)
+    assert (sorted(curves.seeds), curves.tuning) == ([0, 1, 3, 4], " (another policy's)")
+    table = summarise(SMALL, tuning + runs, 3, "bench")[1][0]
+    assert table["rows"][0][3] == "0.0001, 1e-05 (another policy's)"
+
+
+def test_runs_are_asked_for_at_the_rate_tuned_from_the_policy_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(name: str) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+        return tmp_path / name
+
+    asked = argparse.Namespace(tune=False, learning_rate=0.0, seeds=[0])
+    plan = replace(SMALL, cells={"easy": EASY, "hard": replace(HARD, rates_of="easy")})
+    cells, here = [*plan.cells.values()], digest(made("easy"))
+    tuning = [stored("easy", "grpo", 1000, [0.2, end, end], rate, is_tuning=True, policy="other")
+              for rate, end in ((1e-4, 0.4), (1e-5, 0.3))]  # fmt: skip
+
+    def runs(rows: list[Record]) -> list[tuple[str, float, bool]]:
+        found = asked_runs(asked, plan, cells, [GRPO], rows, lambda cell: made(cell.name))
+        return [(run.cell.name, run.learning_rate, run.is_tuning) for run in found]
+
+    assert runs(tuning) == []
+    assert "2 without a learning rate tuned from the policy here are left out (grpo on easy" in capsys.readouterr().err
+    asked.tune = True
+    assert runs(tuning) == [("easy", 1e-4, True), ("easy", 1e-5, True)]
+    own = [replace(row, policy=here) for row in tuning]
+    assert runs([*tuning, own[0]]) == [("easy", 1e-5, True)]
+    asked.tune = False
+    assert runs([*tuning, *own]) == [("easy", 1e-4, False), ("hard", 1e-4, False)]
+    assert runs([*tuning, *own, stored("easy", "grpo", 0, [0.2], 1e-4)]) == [("hard", 1e-4, False)]
+    asked.learning_rate = 0.5
+    assert runs(tuning) == [("easy", 0.5, False), ("hard", 0.5, False)]
 
 
 def test_a_method_is_held_against_another_at_equal_updates() -> None:
@@ -457,7 +511,7 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
             assert read_records(SMALL, results)[0] == [kept]
         else:
             record(places, silent)
-            places.record_path(silent).unlink()
+            places.record_path(silent, kept.policy).unlink()
     other_method = Run(EASY, VINE, 3, 1e-4)
     check_policies([kept], [other_method], lambda cell: policy)
     (policy / "model.safetensors").write_bytes(b"others")
@@ -465,9 +519,10 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
         check_policies([kept], [other_method], lambda cell: policy)
     check_policies([kept], [replace(other_method, seed=4)], lambda cell: policy)
     tuning = replace(kept, seed=1000, is_tuning=True)
-    check_policies([tuning], [replace(other_method, seed=1000, is_tuning=True)], lambda cell: policy)
-    with pytest.raises(BadInput, match="began from other weights"):
-        check_policies([tuning], [replace(run, seed=1000, is_tuning=True)], lambda cell: policy)
+    check_policies([tuning], [replace(run, seed=1000, is_tuning=True)], lambda cell: policy)
+    tuning_run = replace(run, seed=1000, is_tuning=True)
+    paths = {places.record_path(tuning_run, of).relative_to(results) for of in ("one", "two")}
+    assert paths == {Path(f"credit/easy/tuning/{of}/grpo-0.0001-1000.json") for of in ("one", "two")}
 
 
 def test_records_and_folders_of_reward_models_say_how_these_were_made(tmp_path: Path) -> None:
