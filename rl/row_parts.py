@@ -1,9 +1,9 @@
 """Rows of an iteration's rollouts on their way to the rank that computes them, and passes over them on all ranks.
 
 Rank 0 holds the tensors [N, T] of all rollouts. What another rank computes it gets with the call (`runtime.leading`):
-its rows of that pass, so many micro-batches of them that all ranks together get `MOST_TOKENS` tokens, and it keeps
-none. Every rank makes as many passes as the one with the most: ZeRO-3 gathers weights in every pass, and gradients are
-reduced in every backward pass.
+its rows of that pass, so many micro-batches of them that all ranks together get `row_shares.MOST_TOKENS` tokens, and it
+keeps none. Every rank makes as many passes as the one with the most: ZeRO-3 gathers weights in every pass, and
+gradients are reduced in every backward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from espalier.rl import row_shares
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import Cut
 from espalier.rl.types import Experience
@@ -21,8 +22,6 @@ from espalier.training.engine import Engine
 
 R = TypeVar("R")
 
-MOST_TOKENS = 2**22
-"""Of all ranks at a time, prompts included: some 80 MB of an update's rows, once more on rank 0 on their way."""
 OLD = "old_logprobs"
 Masks = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """ids, attention mask, response mask [N, T]"""
@@ -101,8 +100,8 @@ class RowPart:
 
 
 def portions(attention_mask: torch.Tensor, cuts: Sequence[Sequence[Cut]]) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of passes that are asked for together: as many as have `MOST_TOKENS` on all ranks together,
-    and one at least. `cuts`: of every rank, in rows of `attention_mask` [N, T]."""
+    """Yield (first, end) of passes that are asked for together: as many as have `row_shares.MOST_TOKENS` on all ranks
+    together, and one at least. `cuts`: of every rank, in rows of `attention_mask` [N, T]."""
     lengths = attention_mask.sum(-1)
     tokens = [0] * max(map(len, cuts))
     for own in cuts:
@@ -110,7 +109,7 @@ def portions(attention_mask: torch.Tensor, cuts: Sequence[Sequence[Cut]]) -> Ite
             tokens[number] += int(lengths[rows].sum())
     first = held = 0
     for number, new in enumerate(tokens):
-        if number > first and held + new > MOST_TOKENS:
+        if number > first and held + new > row_shares.MOST_TOKENS:
             yield first, number
             first, held = number, 0
         held += new

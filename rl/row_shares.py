@@ -7,7 +7,7 @@ of the iteration are left out of it (those without a gradient). How they travel:
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TypeVar
 
 import torch
@@ -18,6 +18,10 @@ from espalier.runtime.distributed import world_size
 from espalier.runtime.leading import ask
 
 R = TypeVar("R")
+
+MOST_TOKENS = 2**22
+"""Of rows that travel to all ranks at a time, prompts included: some 80 MB of an update's rows, once more on rank 0 on
+their way."""
 Cut = tuple[torch.Tensor, int]
 """A micro-batch: (row numbers [r], tokens of the longest)."""
 
@@ -99,11 +103,12 @@ def deal_rows(
     return [ordered[items] for items in dealt]
 
 
-def deal_trajectories(trajectories: Sequence[Trajectory], is_packed: bool) -> list[list[int]]:
-    """Deal trajectories by the tokens of prompt and response, as `deal_rows` deals rows: the places of every rank,
-    ascending. Those with equal tokens count once and stay together, so that they get one score."""
+def deal_trajectories(trajectories: Sequence[Trajectory], is_packed: bool) -> list[list[list[int]]]:
+    """Deal trajectories by the tokens of prompt and response, as `deal_rows` deals rows: of every rank the places of
+    its rows, ascending, in portions of which all ranks together get `MOST_TOKENS` tokens, and each rank one row at
+    least. Those with equal tokens count once and stay together, so that they get one score."""
     if world_size() == 1:
-        return [list(range(len(trajectories)))]
+        return [[list(range(len(trajectories)))]]
     places: dict[tuple[int, ...], list[int]] = {}
     for place, one in enumerate(trajectories):
         places.setdefault((*one.prompt_ids, *one.response_ids), []).append(place)
@@ -114,7 +119,18 @@ def deal_trajectories(trajectories: Sequence[Trajectory], is_packed: bool) -> li
         dealt = deal_packed(lengths, shared, num_ranks)
     else:
         dealt = deal_longest_first(lengths, num_ranks)
-    return [sorted(place for item in items for place in copies[item]) for items in dealt]
+    most, found = MOST_TOKENS // num_ranks, list[list[list[int]]]()
+    for items in dealt:
+        found.append([])
+        held = 0
+        for item in items:
+            new = lengths[item] * len(copies[item])
+            if not found[-1] or held + new > most:
+                found[-1].append([])
+                held = 0
+            found[-1][-1] += copies[item]
+            held += new
+    return [[sorted(portion) for portion in portions] for portions in found]
 
 
 def _common_tokens(row: Sequence[int], other: Sequence[int]) -> int:
@@ -127,12 +143,13 @@ def _common_tokens(row: Sequence[int], other: Sequence[int]) -> int:
 def read_shares(
     trajectories: Sequence[Trajectory], read: Callable[[list[Trajectory]], Sequence[R]], is_packed: bool
 ) -> list[R]:
-    """Return what `read` gives of each of the trajectories (picklable), in order: each rank reads its share, when rank
-    0 asks (`runtime.leading`). A number may depend on which rows stand beside one another, so on the number of ranks,
-    by rounding."""
-    deal = deal_trajectories(trajectories, is_packed)
-    found = ask([partial(_read, read, [trajectories[place] for place in places]) for places in deal])
-    pairs = [pair for places, part in zip(deal, found, strict=True) for pair in zip(places, part, strict=True)]
+    """Return what `read` gives of each of the trajectories (picklable), in order: each rank reads its share, a portion
+    at a time, when rank 0 asks (`runtime.leading`). A number may depend on which rows stand beside one another, so on
+    the number of ranks, by rounding."""
+    pairs: list[tuple[int, R]] = []
+    for shares in zip_longest(*deal_trajectories(trajectories, is_packed), fillvalue=()):
+        found = ask([partial(_read, read, [trajectories[place] for place in places]) for places in shares])
+        pairs += [pair for places, part in zip(shares, found, strict=True) for pair in zip(places, part, strict=True)]
     return [answer for _, answer in sorted(pairs, key=lambda pair: pair[0])]
 
 

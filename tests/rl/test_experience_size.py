@@ -21,8 +21,8 @@ from espalier.rl import row_shares
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.learner import UpdateSums
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.row_parts import MOST_TOKENS, OLD, RowPart
-from espalier.rl.row_shares import cuts_of_ranks
+from espalier.rl.row_parts import OLD, RowPart
+from espalier.rl.row_shares import MOST_TOKENS, cuts_of_ranks
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.answers import packed, unpacked
 from tests.rl.test_row_shares import ragged_lengths

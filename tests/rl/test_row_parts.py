@@ -76,7 +76,7 @@ def test_positions_of_runs_stand_one_behind_another() -> None:
 
 
 def test_portions_hold_every_pass_once_and_no_more_tokens_than_may_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_parts, "MOST_TOKENS", 100)
+    monkeypatch.setattr(row_shares, "MOST_TOKENS", 100)
     mask = torch.ones(12, 30, dtype=torch.bool)
 
     def cut(*rows: int) -> Cut:
@@ -94,7 +94,7 @@ def test_portions_hold_every_pass_once_and_no_more_tokens_than_may_travel(monkey
 def test_every_row_is_computed_once_wherever_and_stands_in_its_place(
     most_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_parts, "MOST_TOKENS", most_tokens)
+    monkeypatch.setattr(row_shares, "MOST_TOKENS", most_tokens)
     orders = on_fake_ranks(monkeypatch, 3)
     masks, values = ragged(40, 50)
     rows = torch.tensor([row for row in range(40) if row % 5])
@@ -116,6 +116,11 @@ def test_every_row_is_computed_once_wherever_and_stands_in_its_place(
     # every rank makes as many passes as the one with the most
     most = max(map(len, cuts))
     assert [sum(passes[number::3]) for number in range(3)] == [most] * 3
+    # what travels at a time is within the bound, or one pass of every rank
+    sizes = [[len(unpacked(order).ids) for order in one] for one in orders]
+    num_passes = [len(unpacked(one[0]).cuts) + unpacked(one[0]).num_empty for one in orders]
+    assert all(sum(size) <= most_tokens or num == 1 for size, num in zip(sizes, num_passes, strict=True))
+    assert sum(map(sum, sizes)) == int(masks[1][rows].sum())
     assert {1: len(orders) == most, 700: 1 < len(orders) < most, 2**22: len(orders) == 1}[most_tokens]
 
 
@@ -123,7 +128,7 @@ def test_log_probs_of_rows_in_parts_are_those_of_all_at_once(tiny_policy: Any, m
     model = load_policy(str(tiny_policy), "eager")
     masks, _ = ragged(12, 20)
     expected = RowScorer(masks, 3, "fp32").logprobs(model, 1.0)
-    monkeypatch.setattr(row_parts, "MOST_TOKENS", 30)
+    monkeypatch.setattr(row_shares, "MOST_TOKENS", 30)
     model.train()
     found = RowScorer(masks, 3, "fp32").logprobs(model, 1.0)
     assert not model.training

@@ -198,18 +198,24 @@ def trajectory(number: int, prompt: int, response: int, kind: int = 0) -> Trajec
 def test_trajectories_are_dealt_by_tokens_and_equal_ones_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [trajectory(0, 1, 30), trajectory(1, 2, 9, 1), trajectory(2, 1, 30), trajectory(3, 2, 8, 2),
             trajectory(4, 1, 5, 3)]  # fmt: skip
-    assert deal_trajectories(rows, True) == [[0, 1, 2, 3, 4]]
+    assert deal_trajectories(rows, True) == [[[0, 1, 2, 3, 4]]]
     monkeypatch.setattr(row_shares, "world_size", lambda: 2)
     # 50 to rank 0 (its copy costs nothing), 29 and 28 to rank 1 (57), 25 to rank 0
-    assert deal_trajectories(rows, False) == [[0, 2, 4], [1, 3]]
+    assert deal_trajectories(rows, False) == [[[0, 2, 4]], [[1, 3]]]
     # packed, neighbours compute a prompt of 20 tokens once: 50 | 29 + 8 + 25
-    assert deal_trajectories(rows, True) == [[0, 2], [1, 3, 4]]
+    assert deal_trajectories(rows, True) == [[[0, 2]], [[1, 3, 4]]]
     # four rollouts of each of two problems: 60 | 60 by problem, not 70 | 70 with half of each
     even = [trajectory(number, number // 4, 10, number) for number in range(8)]
-    assert deal_trajectories(even, True) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert deal_trajectories(even, False) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert deal_trajectories(even, True) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+    assert deal_trajectories(even, False) == [[[0, 2, 4, 6]], [[1, 3, 5, 7]]]
     assert deal_trajectories([], True) == [[], []]
-    assert deal_trajectories(rows[:1], True) == [[0], []]
+    assert deal_trajectories(rows[:1], True) == [[[0]], []]
+    # no more than 35 tokens to a rank at a time, or one row and its copies
+    monkeypatch.setattr(row_shares, "MOST_TOKENS", 70)
+    assert deal_trajectories(rows, False) == [[[0, 2], [4]], [[1], [3]]]
+    assert deal_trajectories(even, False) == [[[0], [2], [4], [6]], [[1], [3], [5], [7]]]
+    empty = Trajectory("e", "p", "", "", [], [], [], [], "stop", "1", None, False)
+    assert deal_trajectories([empty, empty], False) == [[[0, 1]], []]
 
 
 def test_what_ranks_read_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,5 +233,9 @@ def test_what_ranks_read_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) ->
     assert read_shares(rows[:1], read, False) == ["t0"]
     # a rank without rows is not asked
     assert asked == [["t0", "t1", "t2", "t3"], ["t0", "t2"], ["t1", "t3"], ["t0"]]
+    asked.clear()
+    monkeypatch.setattr(row_shares, "MOST_TOKENS", 2)  # a row and its copies at a time
+    assert read_shares([*rows, trajectory(4, 3, 4)], read, False) == ["t0", "t1", "t2", "t3", "t4"]
+    assert asked == [["t0", "t2"], ["t1"], ["t4"], ["t3"]]
     with pytest.raises(ValueError, match="shorter"):
         read_shares(rows, lambda given: read(given)[:1], False)

@@ -25,7 +25,7 @@ import torch
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.rl import row_parts
+from espalier.rl import row_shares
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
@@ -145,7 +145,7 @@ def main() -> None:
         elif not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
-            row_parts.MOST_TOKENS = 60  # rows of a rank come in several parts
+            row_shares.MOST_TOKENS = 60  # rows of a rank come in several parts
         if "epochs" in sys.argv:
             kind |= {"kl": given.kl}
         if "odd" in sys.argv:  # rank 0 has a row more, alone in a pass
