@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.credit.comparison import summarise
 from benchmarks.credit.learning_rates import runs_of_other_rates, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
 from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, digest, read_records, record, start
 from benchmarks.credit.schedule import Spent, spend
+from benchmarks.credit.tables import summarise
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import load_before
 from benchmarks.result import RESULTS, write_result

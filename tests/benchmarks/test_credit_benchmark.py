@@ -17,7 +17,6 @@ from benchmarks.credit.comparison import (
     common_cost,
     compare,
     curves_of,
-    summarise,
 )
 from benchmarks.credit.credit import asked_runs, missing
 from benchmarks.credit.curves import Point, TargetCost, accuracy_at, cost_of, mean_accuracy, points_of, target_cost
@@ -38,6 +37,7 @@ from benchmarks.credit.plan import (
 )
 from benchmarks.credit.runs import Places, Record, check_policies, cost_of_process_rewards, digest, read_records, record
 from benchmarks.credit.schedule import spend
+from benchmarks.credit.tables import summarise
 from benchmarks.result import machine
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import check_component, compose_config
@@ -360,7 +360,7 @@ def test_a_method_with_small_updates_is_set_against_a_baseline_with_small_update
     assert found["few"].value > 0
     assert found["vine"] is not None
     assert found["vine"].value < 0
-    figures, (table, *_), _ = summarise(plan, rows, 3, "bench")
+    figures, (_, _, table, *_), _ = summarise(plan, rows, 3, "bench")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 0
     assert [str(row[6]).endswith(" (few)") for row in table["rows"]] == [False, False, True]
 
@@ -396,7 +396,7 @@ def test_a_rate_holds_for_the_policy_that_it_was_tuned_from() -> None:
              stored("easy", "grpo", 6, [0.2, 0.5], 1e-6, policy="f")]  # fmt: skip
     (curves,) = curves_of(SMALL, EASY, tuning + runs)
     assert (sorted(curves.seeds), curves.tuning) == ([0, 1, 3, 4], " (another policy's)")
-    table = summarise(SMALL, tuning + runs, 3, "bench")[1][0]
+    table = summarise(SMALL, tuning + runs, 3, "bench")[1][2]
     assert table["rows"][0][3] == "0.0001, 1e-05 (another policy's)"
 
 
@@ -469,7 +469,14 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     alone = [row for row in rows if row.method != "grpo"]
     assert not any("ahead" in name for name in summarise(SMALL, alone, 5, "how")[0])  # nothing was compared
     assert (figures["runs_finished"]["value"], figures["runs_finished"]["goal"]) == (8, 2 * 3 * 5)
-    easy, hard = tables[0]["rows"], tables[3]["rows"]
+    ahead, target = tables[0], tables[1]
+    assert ahead["columns"][2:] == ["easy (20.0 % at the start)", "hard (0.5 % at the start)"]
+    assert target["columns"][2] == "easy (20.0 % at the start, target 80.0 %)"
+    assert [row[0] for row in ahead["rows"]] == ["grpo", "vine"]
+    assert ahead["rows"][0][3] == "1.5; 1", "of the baseline its own mean"
+    assert ahead["rows"][1][2] == f"{tables[2]['rows'][1][6]}; 3 *"
+    assert target["rows"][1][2:] == ["90 [87, 92]; 3 of 3", "89; 1 of 1"]
+    easy, hard = tables[2]["rows"], tables[5]["rows"]
     assert easy[0][:4] == ["grpo", "outcome", 3, "0.0001 (not tuned)"]
     assert easy[1][6].startswith("+28.0 [")  # half of 0.55, 0.56, 0.57
     assert easy[0][8:] == ["not reached", "0 of 3"]
