@@ -15,6 +15,7 @@
 # objective=NAME        another of conf/objective/ for training (dpo_positive has its own); objective.penalty=50 and
 #                       the like are its settings
 # steps=cut_points      process_dpo: states at improbable tokens (scripts/process_rewards.sh)
+# engines=2             as in scripts/process_rewards.sh; they evaluate each round's policies too
 # smallest_reliability=0.2   process_dpo: labels less reliable than that are refused (scripts/process_rewards.sh)
 # largest_wrong_share=0.4   process_dpo: pairs of which clearly more are in the wrong order end the run before training
 #                       (scripts/preferences.sh)
@@ -31,13 +32,13 @@ set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
   held_out_share folds seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
   split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability largest_wrong_share deepspeed nproc"
+  smallest_reliability largest_wrong_share deepspeed nproc engines"
 prefixes="sample complete cut prm score server build train evaluate task"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens='' max_length='' held_out_share='' folds=2 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp='' rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
 split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2 largest_wrong_share=0.4 deepspeed='' nproc=1
+max_failed_share=0.02 smallest_reliability=0.2 largest_wrong_share=0.4 deepspeed='' nproc=1 engines=0
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -61,6 +62,7 @@ candidates=${candidates:-${defaults[3]}} rule=${rule:-${defaults[4]}}
 [[ $start_from == sft || $start_from == last ]] || { echo "error: start_from must be sft or last" >&2; exit 2; }
 [[ $prm_from == policy || $prm_from == last ]] || { echo "error: prm_from must be policy or last" >&2; exit 2; }
 choose_lengths
+choose_sampler
 ask=(task="$task" params.max_tokens="$max_tokens" max_failed_share="$max_failed_share" "${task_settings[@]}")
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
@@ -70,7 +72,9 @@ fits score run_stage.py prm/score_steps
 fits prm trainer_base_ds_mul.py "${reward_exp:-exp/reward/step_values}"
 fits build run_stage.py "$build"
 fits train trainer_base_ds_mul.py "${exp:-exp/dpo/preference_pairs}" "${chosen_objective[@]}"
-fits evaluate vllm_inference.py api/vllm/evaluate "${ask[@]}"
+evaluator=(client.max_model_len="$max_length")
+if ((engines)); then evaluator=("${sampler[@]}"); fi
+fits evaluate vllm_inference.py api/vllm/evaluate "${ask[@]}" "${evaluator[@]}"
 pass_on sample complete cut prm score server task
 recipe "${defaults[1]}" "$policy" "${chosen_objective[@]}" "${train_settings[@]}"
 mkdir -p "$run"
@@ -91,14 +95,14 @@ for ((round = 0; round < num_rounds; round++)); do
       round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" \
       folds="$folds" other_start="${other_starts[$prm_from]}" steps="$steps" \
       cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" \
-      smallest_reliability="$smallest_reliability" deepspeed="$deepspeed" nproc="$nproc" "${passed[@]}"
+      smallest_reliability="$smallest_reliability" deepspeed="$deepspeed" nproc="$nproc" engines="$engines" \
+      "${passed[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
     last_prm=$out/prm/model last_other=$out/prm_other/model
   else
     stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories policy="$policy" \
       output="$data/trajectories.jsonl" seed="$round_seed" requests.first="$first" requests.limit="$num_problems" \
-      params.n="$num_samples" server.max_model_len="$max_length" "${ask[@]}" "${server_settings[@]}" \
-      "${sample_settings[@]}"
+      params.n="$num_samples" "${ask[@]}" "${sampler[@]}" "${sample_settings[@]}"
   fi
   stage "${build##*/}" "$python" run_stage.py -cn "$build" input="$data/trajectories.jsonl" output="$examples" \
     seed="$round_seed" "${known[@]}" "${build_settings[@]}"
@@ -115,7 +119,7 @@ for ((round = 0; round < num_rounds; round++)); do
     stage.run_dir="$out/train" stage.which="$candidates"
   stage evaluate_candidates "$python" vllm_inference.py -cn api/vllm/evaluate policies="$out/candidates/*" \
     output="$out/selection" seed="$seed" requests.split="$split" requests.limit="$num_dev" params.n="$num_dev_samples" \
-    params.temperature="$dev_temperature" client.max_model_len="$max_length" "${ask[@]}" "${evaluate_settings[@]}"
+    params.temperature="$dev_temperature" "${ask[@]}" "${evaluator[@]}" "${evaluate_settings[@]}"
   stage choose_checkpoint "$python" run_stage.py -cn rounds/choose_checkpoint input="$out/selection/policies.json" \
     output="$out/policy" stage.candidates="$out/candidates" stage.rule="$rule" stage.metric="$metric"
   stage record_round "$python" run_stage.py -cn rounds/record_round input="$out/selection/policies.json" \

@@ -202,12 +202,28 @@ def test_a_model_of_whole_responses_chooses_among_samples_and_engines_score_its_
     ("preferences.sh", "prompt=chat"),
     ("preferences.sh", "task.path=x"),
     ("process_rewards.sh", "engines=2 server.dtype=float32"),
+    ("iterate.sh", "engines=2 server.dtype=float32"),
     ("evaluate.sh", "name=x engines=2 +server.options.tensor_parallel_size=2"),
     ("prm_benchmark.sh", "prm=a,b,c pairs=F read_as=qwen,whole"),
 ])  # fmt: skip
 def test_a_setting_of_a_stage_that_is_not_run_is_refused(name: str, given: str, script: Script) -> None:
     policy = [] if name == "prm_benchmark.sh" else ["policy=a"]
     assert script(*policy, "run=b", "task=gsm8k", *given.split(), name=name, code=2) == []
+
+
+@pytest.mark.parametrize("method", ["process_dpo", "restem"])
+def test_rounds_sample_and_evaluate_by_engines_of_their_own(method: str, script: Script) -> None:
+    commands = stages(script("policy=a", "run=b", "task=gsm8k", "num_rounds=1", f"method={method}", "engines=2"))
+    sampling = [command for command in commands if any(word.startswith("api/vllm/") for word in command)]
+    assert [command[2] for command in sampling] == {
+        "process_dpo": ["api/vllm/trajectories", "api/vllm/completions", "api/vllm/evaluate"],
+        "restem": ["api/vllm/trajectories", "api/vllm/evaluate"],
+    }[method]
+    for command in sampling:
+        assert {"client=data_parallel_engines", "client.num_engines=2", "client.max_model_len=2048"} <= {*command}
+        compose_config(CONF, command[2], *command[3:])
+    assert script.servers("policy=a", "run=b", "task=gsm8k", "num_rounds=1", f"method={method}", "engines=2",
+                          name="iterate.sh") == []  # fmt: skip
 
 
 def test_a_pilot_ends_the_script_behind_its_sampling_and_the_run_after_it_has_none(script: Script) -> None:
