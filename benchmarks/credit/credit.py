@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     stale += runs_of_other_rates(plan, records)
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)
-    figures, tables, found = summarise(plan, records, len(arguments.seeds), HOW)
+    figures, tables, found = summarise(plan, records, HOW)
     tuned = {f"{cell} {method}": rates for (cell, method), rates in tuned_rates(plan, records).items()}
     loads = [row.load for row in records]
     commits = sorted({row.commit for row in records})

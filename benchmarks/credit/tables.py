@@ -12,6 +12,8 @@ from benchmarks.credit.runs import Record
 from benchmarks.result import count
 
 SIGNIFICANT = 0.05
+NUM_METHODS, NUM_SEEDS = 10, 5
+"""So many methods of so many seeds are wanted on every cell that is compared by tokens."""
 
 
 def _untuned(said: str) -> str:
@@ -139,14 +141,17 @@ def _percent(share: float, sign: str = "") -> str:
 
 
 def summarise(
-    plan: Plan, records: Sequence[Record], seeds: int, how: str
+    plan: Plan, records: Sequence[Record], how: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, dict[str, list[Row]]]]:
-    """Return (figures, tables, the rows by cell and cost) of all cells that have runs. `seeds`: how many every
-    method is meant to have."""
+    """Return (figures, tables, the rows by cell and cost) of all cells that have runs."""
     figures: dict[str, Any] = {}
     tables, found = [], dict[str, dict[str, list[Row]]]()
     for cell in plan.cells.values():
         curves = curves_of(plan, cell, records)
+        if cell.tokens and not cell.methods:
+            whole = {row.method for row in curves if len(row.seeds) >= NUM_SEEDS} & plan.methods.keys()
+            unit = f"methods of {NUM_SEEDS} seeds or more"
+            figures[f"{cell.name}_methods"] = count(len(whole), NUM_METHODS, unit, how=how)
         if not curves:
             continue
         found[cell.name] = {}
@@ -166,7 +171,4 @@ def summarise(
                 figures[f"{cell.name}_step_credit_ahead_per_{cost.removesuffix('s')}"] = count(
                     len(ahead), 1, unit, how=how
                 )
-    done = sum(not row.is_tuning for row in records)
-    planned = sum(cell.takes(method) for cell in plan.cells.values() for method in plan.methods.values())
-    figures["runs_finished"] = count(done, planned * seeds, "runs", how=how)
     return figures, [*maps(plan, found), *tables], found

@@ -305,11 +305,11 @@ def test_a_cell_may_be_tuned_and_compared_by_updates_and_only_with_its_methods(t
     for seed in range(3):
         rows += [stored("easy", "vine", seed, [0.2, 0.4, 0.6 + seed / 10, 0.9]),
                  stored("easy", "prm", seed, [0.2, 0.2, 0.2])]  # fmt: skip
-    figures, tables, found = summarise(plan, rows, 3, "bench")
+    figures, tables, found = summarise(plan, rows, "bench")
     figure = figures["easy_vine_minus_prm_at_equal_updates"]
     assert figure["value"] == pytest.approx(0.225)  # 0.4, 0.425 and 0.45, less 0.2
     assert figure["unit"].startswith("mean accuracy up to 2 updates")
-    assert figures["runs_finished"]["goal"] == 6
+    assert "easy_methods" not in figures
     assert len(tables) == 1
     assert [*found["easy"]] == ["updates"]
     assert [path.name for path in draw(plan, found, tmp_path)] == ["easy-updates.svg"]
@@ -360,7 +360,7 @@ def test_a_method_with_small_updates_is_set_against_a_baseline_with_small_update
     assert found["few"].value > 0
     assert found["vine"] is not None
     assert found["vine"].value < 0
-    figures, (_, _, table, *_), _ = summarise(plan, rows, 3, "bench")
+    figures, (_, _, table, *_), _ = summarise(plan, rows, "bench")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 0
     assert [str(row[6]).endswith(" (few)") for row in table["rows"]] == [False, False, True]
 
@@ -396,7 +396,7 @@ def test_a_rate_holds_for_the_policy_that_it_was_tuned_from() -> None:
              stored("easy", "grpo", 6, [0.2, 0.5], 1e-6, policy="f")]  # fmt: skip
     (curves,) = curves_of(SMALL, EASY, tuning + runs)
     assert (sorted(curves.seeds), curves.tuning) == ([0, 1, 3, 4], " (another policy's)")
-    table = summarise(SMALL, tuning + runs, 3, "bench")[1][2]
+    table = summarise(SMALL, tuning + runs, "bench")[1][2]
     assert table["rows"][0][3] == "0.0001, 1e-05 (another policy's)"
 
 
@@ -435,17 +435,17 @@ def test_a_method_is_held_against_another_at_equal_updates() -> None:
     plan = replace(SMALL, methods={**SMALL.methods, "vine": replace(SMALL.methods["vine"], against="grpo")})
     rows = [stored("easy", "grpo", seed, [0.2, 0.2, 0.2, 0.9]) for seed in range(3)]  # behind update 1: not read
     rows += [stored("easy", "vine", seed, [0.2, 0.4 + seed / 10], tokens=900) for seed in range(3)]
-    figure = summarise(plan, rows, 3, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
+    figure = summarise(plan, rows, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
     assert figure["value"] == pytest.approx(0.15)  # half of 0.2, 0.3, 0.4: the mean along a straight line
     assert figure["low"] == pytest.approx(0.15 - 4.3027 * 0.05 / math.sqrt(3), abs=1e-4)
     assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, vine and grpo not tuned, 3 seeds", True)
     for method in ("grpo", "vine"):
         rows += [stored("easy", method, 1000, [0.2, 0.5 + place / 10], rate, is_tuning=True)
                  for place, rate in enumerate((1e-5, 1e-4))]  # fmt: skip
-    figures = summarise(plan, rows, 3, "how")[0]
+    figures = summarise(plan, rows, "how")[0]
     assert figures["easy_vine_minus_grpo_at_equal_updates"]["unit"] == "mean accuracy up to 1 updates, 3 seeds"
     assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2"
-    assert not any("minus" in name for name in summarise(SMALL, rows, 3, "how")[0])
+    assert not any("minus" in name for name in summarise(SMALL, rows, "how")[0])
 
 
 def test_a_reward_model_is_shown_with_and_without_what_it_cost() -> None:
@@ -462,13 +462,16 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     rows = [stored("easy", "grpo", seed, [0.2, 0.3 + seed / 100]) for seed in range(3)]
     rows += [stored("easy", "vine", seed, [0.2, 0.85 + seed / 50]) for seed in range(3)]
     rows += [stored("hard", "grpo", 0, [0.01, 0.02]), stored("hard", "vine", 0, [0.0, 0.9])]
-    figures, tables, found = summarise(SMALL, rows, 5, "how")
+    figures, tables, found = summarise(SMALL, rows, "how")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 1
     assert figures["easy_step_credit_ahead_per_token"]["unit"] == "methods, of 2, 2 not tuned"
     assert figures["hard_step_credit_ahead_per_token"]["value"] == 0  # one seed shows nothing
     alone = [row for row in rows if row.method != "grpo"]
-    assert not any("ahead" in name for name in summarise(SMALL, alone, 5, "how")[0])  # nothing was compared
-    assert (figures["runs_finished"]["value"], figures["runs_finished"]["goal"]) == (8, 2 * 3 * 5)
+    assert not any("ahead" in name for name in summarise(SMALL, alone, "how")[0])  # nothing was compared
+    assert [figures[f"{cell}_methods"]["value"] for cell in ("easy", "hard")] == [0, 0]
+    more = [replace(row, seed=row.seed + 3) for row in rows if row.cell == "easy"]
+    counted = summarise(SMALL, [*rows, *more], "how")[0]["easy_methods"]
+    assert (counted["value"], counted["goal"], counted["met"]) == (2, 10, False)
     ahead, target = tables[0], tables[1]
     assert ahead["columns"][2:] == ["easy (20.0 % at the start)", "hard (0.5 % at the start)"]
     assert target["columns"][2] == "easy (20.0 % at the start, target 80.0 %)"
