@@ -24,7 +24,14 @@ NUM_SERIES = len(_SHAPES)
 
 def marker(series: int) -> Markup:
     """Return the shape of a series, centred on the origin."""
-    return tag("path", d=_SHAPES[series % NUM_SERIES], class_=f"mark c{series % NUM_SERIES}")
+    opacity = 0.4 if series >= NUM_SERIES else None
+    return tag("path", d=_SHAPES[series % NUM_SERIES], class_=f"mark c{series % NUM_SERIES}", fill_opacity=opacity)
+
+
+def dashes(series: int) -> str | None:
+    """Return the `stroke_dasharray` of a series' line: from `NUM_SERIES` on, where colours and shapes come again, it is
+    dashed, and its marks are pale."""
+    return "5 4" if series >= NUM_SERIES else None
 
 
 def legend_marker(series: int) -> Markup:
@@ -121,7 +128,9 @@ def line_chart(lines: Sequence[tuple[int, str, Line]], x_label: str, y_label: st
     for series, name, line in lines:
         places = [(x.place(at), y.place(value)) for at, value in line]
         path = " ".join(f"{at:.1f},{value:.1f}" for at, value in places)
-        parts.append(tag("polyline", points=path, class_=f"line c{series % NUM_SERIES}"))
+        parts.append(
+            tag("polyline", points=path, class_=f"line c{series % NUM_SERIES}", stroke_dasharray=dashes(series))
+        )
         for (at, value), (across, down) in zip(line, places, strict=True):
             mark = tag("g", tag("title", f"{name}: {value:.4g} at {at:.6g}"), marker(series),
                        transform=f"translate({across:.1f} {down:.1f}) scale(.6)")  # fmt: skip

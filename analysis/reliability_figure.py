@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.analysis.charts import Axis, frame, marker
+from espalier.analysis.charts import NUM_SERIES, Axis, dashes, frame, marker
 from espalier.analysis.curve_figure import STYLE
 from espalier.analysis.markup import Markup, join, tag
 from espalier.data.records import BadInput
@@ -28,6 +28,10 @@ class DrawReliability:
     names: list[str]
 
     def __post_init__(self) -> None:
+        if len(self.names) > 2 * NUM_SERIES:
+            raise BadInput(
+                f"stage.names: a figure tells {2 * NUM_SERIES} lines apart, got {len(self.names)}: draw several"
+            )
         if len(self.names) != len(self.others) + 1:
             raise BadInput(f"stage.names must name the input and stage.others: {len(self.others) + 1} are wanted, got "
                            f"{len(self.names)}")  # fmt: skip
@@ -59,12 +63,12 @@ def reliability_figure(title: str, series: Sequence[tuple[str, Sequence[Mapping[
     parts = [frame(x, y, "confidence", "share that is right")]
     parts.append(tag("line", x1=x.place(0), y1=y.place(0), x2=x.place(1), y2=y.place(1), class_="axis dashed"))
     for place, (name, rows) in enumerate(series):
-        kind = f"c{place}"
+        kind = f"c{place % NUM_SERIES}"
         legend = tag(
             "g", marker(place), tag("text", name, x=12, y=5), transform=f"translate({_LEFT} {50 + 22 * place})"
         )
         line = " ".join(f"{x.place(row['score']):.1f},{y.place(row['value']):.1f}" for row in rows)
-        parts += [legend, tag("polyline", points=line, class_=f"line {kind}")]
+        parts += [legend, tag("polyline", points=line, class_=f"line {kind}", stroke_dasharray=dashes(place))]
         total = sum(row["count"] for row in rows)
         for row in rows:
             at, scale = x.place(row["score"]), 0.7 + 0.9 * (row["count"] / total) ** 0.5

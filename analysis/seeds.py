@@ -35,7 +35,7 @@ def _rows(summaries: list[dict[str, Any]]) -> Iterator[Row]:
             for metric in metrics:
                 name = label.format(policy.replace("_minus_", " - "), metric)
                 yield name, [summary[group][policy][metric] for summary in summaries], _points
-    for metric in first["prm"]:
+    for metric in (name for name in first["prm"] if name != "target"):
         yield f"PRM {metric}", [summary["prm"][metric] for summary in summaries], "{:.3f}".format
 
 
@@ -57,7 +57,8 @@ class CompareSeeds:
         return [f"{run}/summary.json" for run in self.runs]
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """Return the table. Raises BadInput where `runs` is empty or a summary lacks the figures of inner steps."""
+        """Return the table. Raises BadInput where `runs` is empty, a summary lacks the figures of inner steps, or
+        reward models are judged by different targets."""
         if not self.runs:
             raise BadInput("stage.runs is empty: name the run directories, stage.runs=[experiments/a,experiments/b]")
         summaries = [json.loads(Path(path).read_text()) for path in self.inputs()]
@@ -65,6 +66,12 @@ class CompareSeeds:
         if old:
             raise BadInput(f"{old[0]}: its figures of the reward model do not tell inner from terminal steps: run "
                            "prm/prm_calibration and pages/report of that run again")  # fmt: skip
+        targets = {str(row["prm"].get("target", "values")): path
+                   for path, row in zip(self.inputs(), summaries, strict=True)}  # fmt: skip
+        if len(targets) > 1:
+            told = ", ".join(f"{path} by {target}" for target, path in sorted(targets.items()))
+            raise BadInput(f"the figures of the reward models are of different targets ({told}): compare runs of one, "
+                           "or make prm/prm_calibration and pages/report anew with one stage.target")  # fmt: skip
         names = [Path(run).name for run in self.runs]
         head = ["| figure | " + " | ".join(names) + " | mean (lowest to highest) |", "|---" * (len(names) + 2) + "|"]
         lines = [_line(*row) for row in _rows(summaries)]

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from espalier.data.jsonl import write_json
@@ -26,16 +27,15 @@ def machine() -> str:
 def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
     """Return a ratio measured several times, higher is better: median, lowest, highest, and whether it meets its
     goal."""
-    ordered = sorted(ratios)
-    median = ordered[len(ordered) // 2]
+    middle = median(ratios)
     return {
-        "value": round(median, 4),
-        "low": round(ordered[0], 4),
-        "high": round(ordered[-1], 4),
+        "value": round(middle, 4),
+        "low": round(min(ratios), 4),
+        "high": round(max(ratios), 4),
         "unit": "ratio",
         "goal": goal,
         "better": "higher",
-        "met": median >= goal,
+        "met": middle >= goal,
         "how": how,
     }
 

@@ -126,11 +126,11 @@ def mean_verdict(votes: Votes) -> float | None:
 def verdict_parts(votes: Votes) -> dict[str, float]:
     """Return the parts of a solution's score (`WrittenVerdictReward`)."""
     mean = mean_verdict(votes)
+    asked = {"without_verdict": 1 - len(votes.known) / votes.num_asked} if votes.num_asked else {}
     shares = {
-        "without_verdict": 1 - len(votes.known) / votes.num_asked if votes.num_asked else 0.0,
         "without_score": float(mean is None),
         "refused": float(votes.is_refused),
         "verdict_in_answer": float(votes.has_own_verdict),
     }
     known = {} if mean is None else {VERIFIER: mean}
-    return {**known, **({"verdict_mass": fmean(votes.mass)} if votes.mass else {}), **shares}
+    return {**known, **({"verdict_mass": fmean(votes.mass)} if votes.mass else {}), **asked, **shares}

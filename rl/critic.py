@@ -169,7 +169,7 @@ class Critic:
             self.engine.backward(empty_loss(self.engine.model, self.precision))
         return sums
 
-    def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, float]:
+    def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, float, float]:
         """Return (summed loss [] of rows `cut`, tokens the clip decides, tokens, each counted by its weight)."""
         assert experience.values is not None
         assert experience.returns is not None

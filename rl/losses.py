@@ -124,18 +124,20 @@ def value_loss(
     mask: torch.Tensor,
     clip_range: float,
     weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, int, int]:
+) -> tuple[torch.Tensor, float, int]:
     """Sum 1/2 max((V - R)^2, (V_clipped - R)^2) over tokens: (loss [], tokens the clip decides, tokens).
 
     All tensors are [B, T]. V_clipped is V kept within `clip_range` of the value before the update (PPO's published
-    code); 0 clips nothing. `weights`, where given, multiply every token's loss.
+    code); 0 clips nothing. `weights`, where given, multiply every token's loss, and its count where the clip decides.
     """
     found, before, targets = values[mask], old_values[mask], returns[mask]
     error = (found - targets).square()
-    num_clipped = 0
+    num_clipped = 0.0
     if clip_range > 0:
         clipped = (before + (found - before).clamp(-clip_range, clip_range) - targets).square()
-        num_clipped, error = int((clipped > error).sum()), torch.maximum(error, clipped)
+        is_decided = clipped > error
+        num_clipped = float(is_decided.sum() if weights is None else weights[mask][is_decided].sum())
+        error = torch.maximum(error, clipped)
     if weights is not None:
         error = error * weights[mask]
     return 0.5 * error.sum(), num_clipped, int(mask.sum())

@@ -68,7 +68,7 @@ def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 def subjects_of(problems: Sequence[Problem]) -> frozenset[str]:
     """Return the subjects of a data set ("subject" of a problem's info: its source, its verifiers, its topic) by which
     its metrics are given apart: none where it has one, or nearly as many as problems."""
-    found = Counter(str(problem.info.get("subject") or "") for problem in problems)
+    found = Counter(_subject(problem) for problem in problems)
     names = frozenset(name for name in found if name)
     return names if len(found) > 1 and _FEWEST_OF_SUBJECT * len(names) <= len(problems) else frozenset()
 
@@ -78,13 +78,17 @@ def describe_subjects(groups: Sequence[RolloutGroup], subjects: Collection[str])
     scored."""
     described: dict[str, float] = {}
     for name in sorted(subjects):
-        own = [group for group in groups if group.problem.info.get("subject") == name]
+        own = [group for group in groups if _subject(group.problem) == name]
         right = [rollout.trajectory.is_correct for group in own for rollout in group.rollouts]
         rewards = [score.total for group in own for score in group.scores]
-        key = "_".join(name.replace("/", " ").split())
-        described |= {f"accuracy_of/{key}": sum(right) / len(right)} if right else {}
-        described |= {f"reward_of/{key}": sum(rewards) / len(rewards)} if rewards else {}
+        described |= {f"accuracy_of/{name}": sum(right) / len(right)} if right else {}
+        described |= {f"reward_of/{name}": sum(rewards) / len(rewards)} if rewards else {}
     return described
+
+
+def _subject(problem: Problem) -> str:
+    """Return the subject as metrics name it: a name in which "/" and blanks are "_"; "" where there is none."""
+    return "_".join(str(problem.info.get("subject") or "").replace("/", " ").split())
 
 
 def kl_per_response(experience: Experience) -> float:
@@ -130,15 +134,22 @@ def describe_experience(experience: Experience, estimate: Estimate) -> dict[str,
 
 
 def speeds(values: Mapping[str, float], update_tokens: float) -> dict[str, float]:
-    """Return tokens a second of every phase that has both: tokens made (rollout, of the batch's own seconds where it is
-    drawn ahead; completions), or read with their prompts (forward; `update_tokens` in the update)."""
+    """Return tokens a second of every phase that has both: tokens made (rollout), or read with their prompts (forward;
+    `update_tokens` in the update).
+
+    Completions are begun while rollouts are drawn: both count, over the seconds of both. Where the batch was drawn
+    ahead its own seconds count, and completions come beside whatever else goes on: there is no speed of those.
+    """
+    completed = values.get("estimate/completion_tokens", 0.0)
     tokens = {
-        "rollout": values["rollout/drawn_tokens"],
-        "completions": values.get("estimate/completion_tokens", 0.0),
+        "rollout": values["rollout/drawn_tokens"] + completed,
         "forward": values["forward/tokens"],
         "update": update_tokens,
     }
     taken = {phase: values.get(f"seconds/{phase}", 0.0) for phase in tokens}
-    taken["rollout"] = values.get("queue/batch_seconds", taken["rollout"])
+    if "queue/batch_seconds" in values:
+        taken["rollout"] = 0.0 if completed else values["queue/batch_seconds"]
+    elif completed:
+        taken["rollout"] += values.get("seconds/completions", 0.0)
     pairs = ((phase, number, taken[phase]) for phase, number in tokens.items())
     return {f"tokens_per_second/{phase}": number / seconds for phase, number, seconds in pairs if number and seconds}

@@ -144,7 +144,7 @@ class Metrics:
         if self.is_silent:
             return
         values = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no NaN
-        row = {"step": step, **{name: round(float(value), 8) for name, value in values.items()}}
+        row = {"step": step, **{name: _shown(float(value)) for name, value in values.items()}}
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         if self.writer is not None:
@@ -159,6 +159,11 @@ class Metrics:
             self.writer.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def _shown(value: float) -> float:
+    """Return a number with nine digits; whole ones with all."""
+    return value if value.is_integer() else float(f"{value:.9g}")
 
 
 def _open_wandb(folder: Path, tracking: TrackingConfig, config: Any) -> Any:

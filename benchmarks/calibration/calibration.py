@@ -118,7 +118,8 @@ def figures_of(name: str, records: Sequence[dict[str, Any]]) -> dict[str, dict[s
         is_met = (high is not None and high >= 0) if figure == "accuracy" else (high is not None and high < 0)
         figures[f"{name}_{figure}_change"] = {
             "value": round(mean.value, 4), "low": low, "high": high,
-            "unit": f"{unit}, {mean.n} seed{'s' * (mean.n > 1)}",
+            "unit": f"{unit}{', met where its interval reaches 0' * (figure == 'accuracy')}, "
+                    f"{mean.n} seed{'s' * (mean.n > 1)}",
             "goal": 0.0, "better": "higher" if figure == "accuracy" else "lower", "met": is_met, "how": HOW,
         }  # fmt: skip
     return figures

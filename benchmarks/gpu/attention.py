@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -87,7 +88,7 @@ def _milliseconds(work: Callable[[], Found], times: int, is_gpu: bool) -> float:
         if is_gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return round(1000 * sorted(seconds)[len(seconds) // 2], 3)
+    return round(1000 * median(seconds), 3)
 
 
 def measure(is_rehearsal: bool, folder: Path) -> list[Row]:

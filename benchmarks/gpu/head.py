@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch.nn.functional import cross_entropy, linear
@@ -140,7 +141,7 @@ def _cost(name: str, way: Loss, *given: torch.Tensor) -> list[Row]:
         if is_gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    rows = [Row(f"{name}: forward and backward", round(1000 * sorted(seconds)[len(seconds) // 2], 3), "ms")]
+    rows = [Row(f"{name}: forward and backward", round(1000 * median(seconds), 3), "ms")]
     if is_gpu:
         peak = (torch.cuda.max_memory_allocated() - before) / 2**30
         rows.append(Row(f"{name}: peak beside inputs", round(peak, 3), "GiB"))

@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -250,7 +251,7 @@ def speed_part(rounds: Sequence[Mapping[str, float]], number: int, computed_in: 
     rows = []
     for way, shown in (("loop", "a prefix at a time"), ("transformers", "transformers"), ("engines", "an engine")):
         each = sorted(number / row[way] for row in rounds)
-        rows.append([shown, f"{each[len(each) // 2]:.1f}", f"{each[0]:.1f} to {each[-1]:.1f}"])
+        rows.append([shown, f"{median(each):.1f}", f"{each[0]:.1f} to {each[-1]:.1f}"])
     table = {"title": f"Solutions scored per second in {computed_in}, median of {len(rounds)} rounds side by side",
              "columns": ["by", "median", "low to high"], "rows": rows}  # fmt: skip
     return {"figures": figures, "tables": [table], "solutions": number, "seconds": list(rounds)}

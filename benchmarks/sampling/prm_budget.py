@@ -66,7 +66,7 @@ def evaluate(trajectories: str, scores: str) -> dict[str, float]:
     area = auc([score for score, _ in steps.values()], [is_right for _, is_right in steps.values()])
     if area is None:
         raise ValueError(f"{trajectories}: every step is right, or none: nothing to tell apart")
-    best = [max(group)[1] if max(group)[0] > min(group)[0] else fmean(r for _, r in group) for group in groups.values()]
+    best = [fmean(is_right for score, is_right in group if score == max(group)[0]) for group in groups.values()]
     mean = fmean(is_right for group in groups.values() for _, is_right in group)
     return {"auc": area, "best_of_8": fmean(map(float, best)), "mean": mean, "steps": len(steps)}
 
@@ -110,7 +110,7 @@ def measure(
     reach = _T95.get(len(gaps), 2.776) * stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
     value = fmean(gaps)
     figure = {"value": round(value, 5), "low": round(value - reach, 5), "high": round(value + reach, 5), "unit": "AUC",
-              "goal": 0.0, "better": "higher", "met": value >= 0, "how": how}  # fmt: skip
+              "goal": 0.0, "better": "higher", "met": value - reach > 0, "how": how}  # fmt: skip
     detail = {"problems": num_problems, "seeds": num_seeds, "tokens": tokens,
               "token_share": round(tokens["half"] / tokens["plain"], 4), "runs": found}  # fmt: skip
     return {"prm_auc_half_budget_minus_plain": figure}, detail

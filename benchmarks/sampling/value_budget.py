@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from benchmarks.result import write_result
@@ -265,9 +266,9 @@ def summary(shares: list[dict[str, float]], how: str) -> dict[str, dict[str, Any
     for name in WAYS:
         ordered = sorted(row[name] for row in shares if name in row)
         if ordered and len(ordered) == len(shares):
-            median = ordered[len(ordered) // 2]
-            figures[name] = {"value": round(median, 4), "low": round(ordered[0], 4), "high": round(ordered[-1], 4),
-                             "unit": "ratio", "goal": GOAL, "better": "lower", "met": median <= GOAL,
+            middle = median(ordered)
+            figures[name] = {"value": round(middle, 4), "low": round(ordered[0], 4), "high": round(ordered[-1], 4),
+                             "unit": "ratio", "goal": GOAL, "better": "lower", "met": middle <= GOAL,
                              "how": how}  # fmt: skip
     return figures
 

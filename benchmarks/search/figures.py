@@ -17,6 +17,8 @@ from espalier.pipeline.evaluation.intervals import interval
 from espalier.pipeline.evaluation.recommend_search import bins_of
 
 GOAL_PROMPTS = 1.1
+SURE = 64
+"""Own samples of a problem that say how hard it is to those of the same search too: bins are off by a point then."""
 GAPS = (("exact", "process"), ("exact", "contrast"), ("contrast", "process"), ("process", "random"),
         ("contrast", "random"))  # fmt: skip
 """(scorer, the one that is taken off): the exact value is the ceiling, a random score the floor."""
@@ -124,22 +126,23 @@ def prompt_figures(records: Sequence[SearchRecord], how: str) -> dict[str, Any]:
     return figures
 
 
-def own_shares(records: Iterable[SearchRecord]) -> dict[tuple[str, str, str], float]:
+def own_shares(records: Iterable[SearchRecord]) -> dict[tuple[str, str, str], tuple[int, float]]:
     """Return (cell, policy, problem) → the share of right ones among the policy's own samples, of the largest search
-    that drew such samples."""
+    that drew such samples, and that search's size."""
     found: dict[tuple[str, str, str], tuple[int, float]] = {}
     for record in records:
         for row in record.rows:
             key = (record.cell, record.origin.policy, row.problem)
             if row.own_share is not None and record.size > found.get(key, (0, 0.0))[0]:
                 found[key] = record.size, row.own_share
-    return {key: share for key, (_, share) in found.items()}
+    return found
 
 
 def method_gaps(records: Sequence[SearchRecord]) -> dict[str, Any]:
     """Return the table of every method against the baseline, problem by problem, with an interval over problems (those
     of all seeds: every seed has problems of its own) and one over seeds, by difficulty. Records without rows are left
-    out."""
+    out. Difficulty is that among the samples of a larger search: among its own, few samples that were lucky make a
+    problem look easy and the baseline good."""
     arms, shares, rows = by_arm(records), own_shares(records), []
     for (cell, method, scorer, size), seeds in sorted(arms.items()):
         other = arms.get((cell, BASELINE, scorer, size), {})
@@ -150,8 +153,12 @@ def method_gaps(records: Sequence[SearchRecord]) -> dict[str, Any]:
         for one, base in both.values():
             for row, base_row in _aligned(one, base):
                 values[one.origin.policy, row.problem] = float(row.is_right) - float(base_row.is_right)
-        known = {f"{policy} {problem}": shares[cell, policy, problem] for policy, problem in values
-                 if (cell, policy, problem) in shares}  # fmt: skip
+        known = {
+            f"{policy} {problem}": share
+            for policy, problem in values
+            for drawn, share in [shares.get((cell, policy, problem), (0, 0.0))]
+            if drawn >= SURE or drawn > size
+        }
         named = {f"{policy} {problem}": value for (policy, problem), value in values.items()}
         over_seeds = mean_over_seeds([one.accuracy - base.accuracy for one, base in both.values()])
         bins = [held for name, held in bins_of(known, EDGES).items() if name != "all"]

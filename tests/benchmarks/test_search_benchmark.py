@@ -117,8 +117,10 @@ def test_methods_are_compared_problem_by_problem_and_by_difficulty() -> None:
     baseline = record("exact", 0, 0.5, method="best_of_n", rows=rows_of("xx--", 0.1), origin=Origin("aa"))
     better = record("exact", 0, 0.75, rows=rows_of("-xxx"), origin=Origin("aa"))
     old = record("exact", 0, 0.75, method="rebase", rows=[])
-    table = method_gaps([baseline, better, old])
-    (row,) = table["rows"]
+    (row,) = method_gaps([baseline, better, old])["rows"]
+    assert row[6:] == ["", "", ""], "few own samples, the baseline's very ones: lucky ones would look easy"
+    large = replace(baseline, size=32, rows=rows_of("xx--", 0.1))
+    (row,) = method_gaps([replace(baseline, rows=rows_of("xx--", 0.9)), better, old, large])["rows"]
     # -1, 0, 1, 1: mean 0.25; of the two problems whose samples were seldom right -0.5
     assert row[:4] == ["word_arithmetic", 16, "exact", "dvts"]
     assert row[4].startswith("25.0 [")

@@ -210,6 +210,12 @@ def test_the_diagram_shows_every_bin_and_refuses_another_file(tmp_path: Path) ->
     write_json(tmp_path / "m.json", found)
     figure = DrawReliability([], ["one"]).run(str(tmp_path / "m.json"), StageContext(None, tmp_path, 10.0))
     assert figure.count("answers: stated") == 2
+    several = DrawReliability([str(tmp_path / "m.json")] * 6, list("abcdefg"))
+    figure = several.run(str(tmp_path / "m.json"), StageContext(None, tmp_path, 10.0))
+    assert [figure.count(f'class="line c{kind}"') for kind in range(8)] == [2, 2, 1, 1, 1, 0, 0, 0]
+    assert figure.count('stroke-dasharray="5 4"') == 2, "colours come again, dashed"
+    with pytest.raises(BadInput, match="tells 10 lines apart, got 11"):
+        DrawReliability(["x"] * 10, ["y"] * 11)
     write_json(tmp_path / "other.json", {})
     with pytest.raises(BadInput, match="measure_calibration"):
         DrawReliability([], ["one"]).run(str(tmp_path / "other.json"), StageContext(None, tmp_path, 10.0))

@@ -10,7 +10,7 @@ from espalier.data.records import Problem
 from espalier.rewards.score import Score
 from espalier.rl import iteration_metrics
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
-from espalier.rl.metrics import describe_subjects, subjects_of
+from espalier.rl.metrics import describe_subjects, speeds, subjects_of
 from espalier.rl.types import RolloutGroup
 
 
@@ -80,12 +80,27 @@ def test_accuracy_and_reward_are_given_by_subject() -> None:
         group_of("number theory", [True, False], [1.0, 0.0]), group_of("a/b", [True, True], [2.0, 4.0]),
         group_of("number theory", [False, False], [0.0, 3.0]), group_of(None, [True], [9.0]),
     ]  # fmt: skip
-    assert describe_subjects(groups, {"number theory", "a/b", "not drawn"}) == {
+    assert describe_subjects(groups, {"number_theory", "a_b", "not_drawn"}) == {
         "accuracy_of/number_theory": 0.25, "reward_of/number_theory": 1.0,
         "accuracy_of/a_b": 1.0, "reward_of/a_b": 3.0,
     }  # fmt: skip
-    assert describe_subjects([group_of("a/b", [True], [])], {"a/b"}) == {"accuracy_of/a_b": 1.0}, "nobody scored it"
+    assert describe_subjects([group_of("a/b", [True], [])], {"a_b"}) == {"accuracy_of/a_b": 1.0}, "nobody scored it"
     assert describe_subjects(groups, ()) == {}
+    # two spellings of one name are one subject, and a number is a name
+    groups = [group_of("a/b", [True], []), group_of("a b", [False], []), group_of(1, [True], [])]
+    named = subjects_of([group.problem for group in groups for _ in range(4)])
+    assert describe_subjects(groups, named) == {"accuracy_of/a_b": 0.5, "accuracy_of/1": 1.0}
+
+
+def test_completions_are_begun_beside_rollouts_and_count_with_them() -> None:
+    values = {"rollout/drawn_tokens": 600.0, "forward/tokens": 900.0, "seconds/rollout": 2.0, "seconds/forward": 3.0}
+    assert speeds(values, 0.0) == {"tokens_per_second/rollout": 300, "tokens_per_second/forward": 300}
+    more = values | {"estimate/completion_tokens": 1000.0, "seconds/completions": 0.5}
+    assert speeds(more, 0.0)["tokens_per_second/rollout"] == pytest.approx(640)
+    ahead = {"queue/batch_seconds": 4.0}
+    assert speeds(values | ahead, 0.0)["tokens_per_second/rollout"] == 150
+    assert "tokens_per_second/rollout" not in speeds(more | ahead, 0.0), "completions come while others are trained on"
+    assert not any("completions" in name for name in speeds(more, 0.0))
 
 
 @pytest.mark.parametrize(("subjects", "kept"), [

@@ -120,6 +120,10 @@ def test_the_cross_entropy_of_a_mean_is_the_likelihood_of_every_sample() -> None
     total, _, tokens = value_loss(logits, logits, targets, mask, 0.0, weights)
     assert float(total) == pytest.approx(0.225 + 2.42)
     assert tokens == 2
+    # a clip that decides the first token decides five of the six outcomes
+    old = logits + torch.tensor([[5.0, 0.0, 0.0]])
+    assert value_loss(logits, old, targets, mask, 0.2, weights)[1:] == (5.0, 2)
+    assert value_loss(logits, old, targets, mask, 0.2)[1:] == (1.0, 2)
 
 
 def targets_of_four() -> Experience:

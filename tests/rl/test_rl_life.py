@@ -127,7 +127,7 @@ def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
     phases += ["probes", "samples", "iteration"]
     assert {name for name in names if name.startswith("seconds/")} == {f"seconds/{phase}" for phase in phases}
     speeds = {name.split("/")[1] for name in names if name.startswith("tokens_per_second/")}
-    assert speeds == {"rollout", "forward", "completions", "update", "evaluate"}
+    assert speeds == {"rollout", "forward", "update", "evaluate"}
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert [name for name in sorted(names) if not is_defined(name, page)] == []
     for row in rows:

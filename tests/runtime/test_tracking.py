@@ -51,6 +51,20 @@ def test_the_jsonl_file_holds_what_is_finite(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_small_numbers_keep_their_digits_and_whole_ones_all(tmp_path: Path) -> None:
+    values = {
+        "train/learning_rate": 5e-7 / 150,
+        "update/kl_old": 4.123456789123e-9,
+        "tokens": 123456789012.0,
+        "x": 1 / 3,
+    }
+    write(tmp_path, TrackingConfig(), [(1, values)])
+    assert {name: rows[0][1] for name, rows in points(tmp_path).items()} == {
+        "train/learning_rate": 3.33333333e-9, "update/kl_old": 4.12345679e-9, "tokens": 123456789012.0,
+        "x": 0.333333333,
+    }  # fmt: skip
+
+
 def test_a_resumed_run_drops_what_it_does_again(tmp_path: Path) -> None:
     write(tmp_path, TrackingConfig())
     write(tmp_path, TrackingConfig(), [(2, {"train/loss": 1.0})], first=1)
