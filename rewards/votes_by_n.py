@@ -1,8 +1,9 @@
 """Best of n and votes at every n up to the number of samples N: means over the subsets of n of a problem's N samples.
 
 What n samples would have given is estimated as pass@k is (`rewards.votes.pass_at_k`): by the mean over all C(N, n)
-subsets, which is unbiased for n independent samples. **Ties share**: of k equal best, each counts 1/k. A single choice
-(`best_of`, `majority_vote`) takes the one sampled first, which comes to the same in expectation.
+subsets, which is unbiased for n independent samples. **Ties share**: samples of the best score, or with one of the
+answers of the largest sum, count alike. A single choice (`best_of`, `majority_vote`) takes what was sampled first,
+which comes to the same in expectation.
 
 - **Best of n** has a closed form: the best of a subset is one of those with the score s if one of them is in it and
   none of a higher score.
@@ -88,12 +89,12 @@ def _num_won(places: np.ndarray, classes: np.ndarray, right: np.ndarray, weights
     shape = len(places), len(right) + 1
     cells = (classes[places] + shape[1] * np.arange(shape[0])[:, None]).ravel()
     num_cells = shape[0] * shape[1]
-    are_there = np.bincount(cells, minlength=num_cells).reshape(shape)[:, :-1] > 0
+    counts = np.bincount(cells, minlength=num_cells).reshape(shape)[:, :-1]
     found = []
     for own in weights:
         totals = np.bincount(cells, own[places].ravel(), minlength=num_cells).reshape(shape)[:, :-1]
         most = totals.max(axis=1, initial=0.0, keepdims=True)
-        wins = are_there & (totals >= most - SMALLEST_LEAD * np.abs(most))
+        wins = counts * (totals >= most - SMALLEST_LEAD * np.abs(most))
         found.append(float((wins @ right.astype(float) / np.maximum(wins.sum(axis=1), 1)).sum()))
     return found
 

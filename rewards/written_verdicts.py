@@ -5,10 +5,11 @@ How they are asked and read is a `Form`: `rewards.verifier_rationales` (a genera
 (an LLM as judge). The reward of a solution is the mean over its verdicts, in [0, 1].
 
 **A verdict that cannot be read is missing**: neither 0 nor anything else. A solution without any gets the mean of the
-other solutions of its problem, which say nothing for or against it in a group, or 1/2 where none has a verdict; how
-many do is in the metrics. A verifier that stays without verdicts ends the run.
+other solutions of its problem (a completion that of its state's), which say nothing for or against it in a group, or
+1/2 where none has a verdict; how many do is in the metrics. A verifier that stays without verdicts ends the run.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -86,7 +87,7 @@ class WrittenVerdictReward:
 
     def _scores(self, trajectories: Sequence[Trajectory], votes: Sequence[Votes]) -> list[Score]:
         means = [mean_verdict(one) for one in votes]
-        filled = filled_in(means, [row.problem_id for row in trajectories])
+        filled = filled_in(means, [_asked_together(row) for row in trajectories])
         return [Score(value, parts=verdict_parts(one)) for value, one in zip(filled, votes, strict=True)]
 
     def _watch(self, votes: Sequence[Votes]) -> None:
@@ -102,15 +103,21 @@ class WrittenVerdictReward:
                                "one")  # fmt: skip
 
 
-def filled_in(values: Sequence[float | None], problem_ids: Sequence[str]) -> list[float]:
-    """Return the values, each that is missing as the mean of those of its problem, exactly theirs where they are equal;
+def _asked_together(row: Trajectory) -> str:
+    """Name those that a missing score is filled in from: solutions of one problem, or completions of one state
+    (`values.monte_carlo.finished`), whose mean is that state's value."""
+    return row.id.rpartition("/")[0] if re.search(r"#\d+/\d+$", row.id) else row.problem_id
+
+
+def filled_in(values: Sequence[float | None], groups: Sequence[str]) -> list[float]:
+    """Return the values, each that is missing as the mean of those of its group, exactly theirs where they are equal;
     UNKNOWN where it has none."""
-    known: dict[str, list[float]] = {name: [] for name in problem_ids}
-    for value, name in zip(values, problem_ids, strict=True):
+    known: dict[str, list[float]] = {name: [] for name in groups}
+    for value, name in zip(values, groups, strict=True):
         if value is not None:
             known[name].append(value)
     means = {name: mean_or_unknown(own) for name, own in known.items()}
-    return [means[name] if value is None else value for value, name in zip(values, problem_ids, strict=True)]
+    return [means[name] if value is None else value for value, name in zip(values, groups, strict=True)]
 
 
 def mean_or_unknown(values: Sequence[float]) -> float:

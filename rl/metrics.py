@@ -8,14 +8,14 @@ import torch
 from espalier.data.records import Problem
 from espalier.rl.experience import logprob_gap
 from espalier.rl.kl import divergence
-from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup, are_alike
 
 _FEWEST_OF_SUBJECT = 4  # problems, in the mean: a quiz has a category for every other one
 
 
 def agrees(group: RolloutGroup) -> bool:
-    """Say whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
-    return len(set(group.rewards)) == 1
+    """Say whether the rewards of a group are alike (`are_alike`)."""
+    return are_alike(group.rewards)
 
 
 def is_replaceable(group: RolloutGroup, accuracy_range: Sequence[float]) -> bool:

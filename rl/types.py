@@ -5,6 +5,7 @@ response, padded on the right), G rollouts of a problem. A per-token tensor [N, 
 about token `ids[n, t]`, and is 0 where `response_mask` is false.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -61,6 +62,22 @@ class Rollout:
         starts = self.version_starts or ((0, self.policy_version),)
         ends = [*(start for start, _ in starts[1:]), num]
         return [version for (start, version), end in zip(starts, ends, strict=True) for _ in range(start, end)]
+
+
+SMALLEST_STD = 1e-6
+"""Of rewards that differ by more than rounding: process rewards that come to one sum differ in their last bits."""
+
+
+def sample_std(rewards: Sequence[float]) -> float:
+    """Return the standard deviation of a sample (n - 1 below); 0 of fewer than two."""
+    mean = sum(rewards) / max(1, len(rewards))
+    centred = [reward - mean for reward in rewards]
+    return math.sqrt(sum(value * value for value in centred) / max(1, len(rewards) - 1))
+
+
+def are_alike(rewards: Sequence[float]) -> bool:
+    """Say whether rewards of a group are equal: compared with one another its rollouts teach nothing."""
+    return sample_std(rewards) < SMALLEST_STD
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from espalier.data.records import BadInput
 from espalier.rl.credit.token_maps import spread_rollouts
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.types import Estimate, Experience, RolloutGroup
-
-_SMALLEST_STD = 1e-6
+from espalier.rl.types import SMALLEST_STD, Estimate, Experience, RolloutGroup, sample_std
 
 
 def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[float]:
@@ -24,11 +22,10 @@ def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[floa
 
     A group whose rewards are all equal (std below 1e-6) teaches nothing: its advantages are exactly 0.
     """
-    mean = sum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    std = math.sqrt(sum(value * value for value in centred) / max(1, len(rewards) - 1))
-    if std < _SMALLEST_STD:
+    std, mean = sample_std(rewards), sum(rewards) / len(rewards)
+    if std < SMALLEST_STD:
         return [0.0] * len(rewards)
+    centred = [reward - mean for reward in rewards]
     return [value / std for value in centred] if divide_by_std else centred
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from espalier.rl.credit.token_maps import spread_rollouts, total_rewards
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup, are_alike
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Compute A_i = r_i - mean of the other rewards; exactly 0 for rewards that are all equal. Needs at least 2."""
+    """Compute A_i = r_i - mean of the other rewards; exactly 0 for rewards that are alike. Needs at least 2."""
     if len(rewards) < 2:
         raise ValueError("leave-one-out needs at least 2 rollouts of a problem")
-    if len(set(rewards)) == 1:
+    if are_alike(rewards):
         return [0.0] * len(rewards)
     total = sum(rewards)
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]

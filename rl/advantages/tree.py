@@ -23,7 +23,7 @@ from espalier.rl.credit.rollout_trees import Segment, segment_shares, segment_va
 from espalier.rl.credit.step_credit import check_whole_rewards
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup, are_alike
 
 BASELINES = ("parent", "others")
 NODE_WEIGHTS = ("leaves", "equal")
@@ -62,7 +62,7 @@ class TreeAdvantage:
             own: list[list[tuple[Segment, float, float]]] = [[] for _ in group.rollouts]
             for siblings in tree.values():
                 of_siblings = [found[segment] for segment in siblings]
-                agreeing.append(len(set(of_siblings)) == 1)
+                agreeing.append(are_alike(of_siblings))
                 before = sum(of_siblings) / len(siblings)
                 for segment, advantage in zip(siblings, self.compare(of_siblings), strict=True):
                     own[segment.rollout].append((segment, advantage * shares[segment], before))

@@ -32,6 +32,12 @@ def check_critic_range(config: RLConfig) -> None:
         low, high = reward.total
         demand(lowest <= low and high <= highest, f"{says}, and reward {class_name(config.reward)} gives returns from "
                f"{low:g} to {high:g}: {_REMEDY}, or a reward within the critic's range")  # fmt: skip
+    lam = config.advantage.get("critic_lam")
+    lam = config.advantage.get("lam", 1.0) if lam is None else lam
+    demand(critic.loss != "cross_entropy" or reward is None or reward.to_come is None or lam == 1,
+           f"critic.loss=cross_entropy fits shares from 0 to 1, and with rewards of steps and lambda {lam:g} a target, "
+           "rewards to come and the critic's own value behind them, may lie above 1: set advantage.critic_lam=1, or "
+           "critic.loss=squared")  # fmt: skip
     demand(critic.loss_coefficient > 0, f"critic.loss_coefficient must be above 0, got {critic.loss_coefficient:g}")
     demand(not config.update.whitens_rewards or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and update.whitens_rewards=true scales returns to any number: {_REMEDY}, or set it to "

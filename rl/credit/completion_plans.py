@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.types import RolloutGroup
+from espalier.rl.types import RolloutGroup, are_alike
 from espalier.sampling.client import SamplingParams
 from espalier.values.labels import wilson_interval
 from espalier.values.monte_carlo import StateKey, state_key, states_of
@@ -58,7 +58,7 @@ class CompletionPlan:
         """
         chosen: dict[StateKey, State] = {}
         for group, cut in zip(groups, trajectories, strict=True):
-            if not self.completes_agreeing_groups and len(set(group.rewards)) <= 1:
+            if not self.completes_agreeing_groups and are_alike(group.rewards):
                 continue  # or not known: the group is not scored yet
             for state in (state for trajectory in cut for state in states_of(trajectory, first_step)):
                 if self.max_step is None or state.step <= self.max_step:

@@ -5,7 +5,7 @@ N particles each take a step, are weighted, and are drawn anew in proportion to 
 `weights` "odds": r / (1 - r) of the state's score r, to the power 1 / temperature, at every step, as published.
 "increments": r now over r before (1 at the prompt): the particles then follow the policy's solutions x in proportion to
 p(x) r(x), and the product of the mean weights is an unbiased estimate of the sum of p(x) r(x), which the prompt's value
-records.
+records (with another temperature than 1 it is one of r(x)^(1 / temperature), and is not recorded).
 
 Entropic: where the entropy of the weights, as a share of log N, falls below a floor, they are resampled by w^b with the
 largest b in [0, 1] that keeps it; the floor falls from `entropy_floor` to 0 within `floor_steps` steps. What was not
@@ -95,7 +95,7 @@ class Particles:
             log_scale += math.log(scale) + max(logs)
             for node in particles:
                 node.visits += 1
-        if self.weights == "increments":
+        if self.weights == "increments" and self.temperature == 1:  # else of the scores to the power 1 / temperature
             tree.root.value = math.exp(log_scale)
 
     def _gain(self, old: Node, new: Node) -> float:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, permutations
 from statistics import fmean, stdev
 
 import pytest
@@ -31,12 +31,14 @@ def best_by_hand(rights: Sequence[bool], scores: Sequence[float]) -> Fraction:
 
 
 def vote_by_hand(answers: Sequence[str | None], weights: Sequence[int]) -> Fraction:
-    """Of one subset of whole weights: the share of 7 among the numbers with the largest sum."""
+    """Of one subset of whole weights: the share of 7 among the samples with a number of the largest sum, each of which
+    is the first one equally often."""
     sums: dict[float, int] = defaultdict(int)
     for answer, weight in zip(answers, weights, strict=True):
         if answer is not None:
             sums[float(answer)] += weight
-    best = [number for number, total in sums.items() if total == max(sums.values())]
+    numbers = [float(answer) for answer in answers if answer is not None]
+    best = [number for number in numbers if sums[number] == max(sums.values())]
     return Fraction(best.count(7.0), len(best)) if best else Fraction(0)
 
 
@@ -90,6 +92,12 @@ def test_over_all_orders_of_the_samples_a_tie_to_the_first_is_a_tie_that_is_shar
     ((shared,),) = votes_by_n(rows, [[1.0] * 5], [5])
     assert shared == 0.5
     assert fmean(map(majority_vote, orders)) == pytest.approx(shared, abs=0.03)
+    # two samples of 1/2 each tie with one of 1, and are first twice as often
+    rows, weights = samples("7", "7", "8"), [0.5, 0.5, 1.0]
+    ((shared,),) = votes_by_n(rows, [weights], [3])
+    single = [weighted_vote([rows[i] for i in order], [weights[i] for i in order]) for order in permutations(range(3))]
+    assert shared == pytest.approx(fmean(single))
+    assert shared == pytest.approx(2 / 3)
 
 
 def test_one_sample_is_the_mean_and_a_score_that_knows_all_is_pass_at_n() -> None:

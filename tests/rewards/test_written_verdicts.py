@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -222,6 +223,12 @@ def test_what_is_missing_is_the_mean_of_its_problems_others_or_a_half() -> None:
     assert filled_in([0.2, None, 0.6, None], ["a", "a", "a", "b"]) == pytest.approx([0.2, 0.4, 0.6, 0.5])
     # a group that agrees agrees still: dynamic sampling compares rewards exactly
     assert filled_in([0.1, 0.1, 0.1, None], ["a"] * 4) == [0.1] * 4
+    # of completions of states a missing verdict is filled in from its own state's: others would draw values together
+    ids = ["1/p/0#2/0", "1/p/0#2/1", "1/p/0#3/0", "1/p/0#3/1", "1/p/0", "1/p/1"]
+    asked = [Trajectory(one, "p", "", "", [], [], [], [], "stop", "1", None, False) for one in ids]
+    votes = [Votes([value] if value is not None else [], 1, []) for value in (1.0, None, 0.0, None, 0.6, None)]
+    reward = WrittenVerdictReward(cast(Any, None), cast(Any, None))
+    assert [score.total for score in reward._scores(asked, votes)] == pytest.approx([1, 1, 0, 0, 0.6, 0.6])
 
 
 def test_settings_that_cannot_be_are_refused(folder: str) -> None:

@@ -17,7 +17,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE, generalized_advantages, last_tokens
-from espalier.rl.advantages.grpo import GRPO
+from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from espalier.rl.advantages.remax import ReMaxAdvantage
@@ -31,7 +31,7 @@ from espalier.rl.experience import token_rewards
 from espalier.rl.losses import whiten
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
-from espalier.rl.types import Experience, Rollout, RolloutGroup
+from espalier.rl.types import Experience, Rollout, RolloutGroup, are_alike
 from espalier.sampling.client import SamplingParams
 
 PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, return_logprobs=True)
@@ -204,6 +204,13 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     assert leave_one_out([1, 0, 0, 1]) == pytest.approx([1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3])
     assert leave_one_out([0.1 + 0.2, 0.3 + 0.0]) == pytest.approx([0.0, 0.0], abs=1e-12)
     assert leave_one_out([0.7, 0.7, 0.7]) == [0.0, 0.0, 0.0]
+    # rewards of steps that come to 1/3 - 1/2 on two ways: rounding teaches nothing, with no estimator
+    ways = [1 / 3 - 0.5, 0.5 + (1 / 3 - 1), 1 / 3 - 0.5]
+    assert len(set(ways)) == 2
+    assert leave_one_out(ways) == group_advantages(ways, True) == [0.0, 0.0, 0.0]
+    assert are_alike(ways)
+    assert not are_alike([0.0, 1e-5])
+    assert are_alike([])
 
 
 def test_rloo_counts_a_kl_penalty_that_stands_in_the_reward() -> None:

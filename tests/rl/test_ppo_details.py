@@ -18,7 +18,7 @@ from espalier.rl.advantages.gae import GAE
 from espalier.rl.combinations import check_critic_range, check_estimator
 from espalier.rl.problem_order import epoch_batch
 from espalier.rl.types import Estimate
-from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from tests.support.rl_cases import make_trainer, read_metrics
@@ -154,6 +154,24 @@ def test_whitened_rewards_are_refused_where_nobody_sees_them_or_a_critic_cannot_
         check_critic_range(config("gae.GAE", critic=shares, reward=None, **gae))
     with pytest.raises(BadConfig, match=r"critic\.loss_coefficient must be above 0, got 0"):
         check_critic_range(config("gae.GAE", critic=replace(linear, loss_coefficient=0.0), reward=None, **gae))
+
+
+def test_a_likelihood_has_no_targets_above_one() -> None:
+    """With rewards of steps and lambda below 1 a target is rewards to come and the critic's own value behind them."""
+    words = ["model.path=M", "output_dir=D", "critic=reward_model", "critic.model.path=PRM", "critic.clip_range=0",
+             "critic.loss=cross_entropy"]  # fmt: skip
+    steps = ["reward=process_alone", "reward.path=PRM", "reward.form=minimum", "reward.offset=0", "reward.limit=0"]
+
+    def check(*more: str) -> None:
+        check_critic_range(compose_config(RLConfig, "exp/ppo/ppo_word_arithmetic", [*words, *more]))
+
+    check()
+    check(*steps, "advantage.critic_lam=1")
+    check(*steps, "advantage.lam=1")
+    with pytest.raises(BadConfig, match=r"lambda 0.95 a target, .* may lie above 1: set advantage.critic_lam=1, or"):
+        check(*steps, "advantage.lam=0.95")
+    with pytest.raises(BadConfig, match="lambda 0.5 a target"):
+        check(*steps, "advantage.lam=1", "advantage.critic_lam=0.5")
 
 
 @pytest.fixture

@@ -198,6 +198,8 @@ def test_the_filter_estimates_the_mean_score_without_bias(floor: float, sampler:
     error = math.sqrt(math.fsum((one - mean) ** 2 for one in estimates) / len(estimates) ** 2)
     assert abs(mean - truth) < 4 * error + 1e-6
     assert error < 0.02
+    tree, _, _ = searched(table, Particles(4, weights="increments", temperature=0.5), scorer)
+    assert tree.root.value is None, "it would be of the squared scores"
 
 
 @pytest.mark.parametrize("weights", ["odds", "increments"])
