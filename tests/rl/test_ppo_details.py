@@ -170,7 +170,7 @@ def test_a_likelihood_has_no_targets_above_one() -> None:
     check(*steps, "advantage.lam=1")
     with pytest.raises(BadConfig, match=r"lambda 0.95 a target, .* may lie above 1: set advantage.critic_lam=1, or"):
         check(*steps, "advantage.lam=0.95")
-    with pytest.raises(BadConfig, match="lambda 0.5 a target"):
+    with pytest.raises(BadConfig, match=r"lambda 0.5 a target"):
         check(*steps, "advantage.lam=1", "advantage.critic_lam=0.5")
 
 
