@@ -58,6 +58,8 @@ def grade(response: str, gold: "Gold", kind: str = "response_math", num_options:
     _check_text(response, "response")
     if not isinstance(gold, str | list | tuple) or not all(isinstance(one, str) for one in gold):
         raise BadInput(f"gold must be a text or a list of texts, got {repr(gold)[:60]}")
+    if not isinstance(num_options, int) or num_options < 0:
+        raise BadInput(f"num_options must be a whole number of at least 0, got {repr(num_options)[:60]}")
     return grade_answer(prediction=response, gold=gold, kind=kind, num_options=num_options)
 
 
@@ -93,9 +95,9 @@ def monte_carlo_values(rewards: Sequence[Sequence[float]]) -> "list[StateValue]"
     """
     from espalier.values.monte_carlo import state_value
 
-    for place, row in enumerate(rewards):
-        _check_finite(row, f"rewards[{place}]")
-    return [state_value(row) for row in rewards]
+    if not _is_list(rewards):
+        raise BadInput(f"rewards must be a list of lists of numbers, got {repr(rewards)[:60]}")
+    return [state_value(_numbers(row, f"rewards[{place}]")) for place, row in enumerate(rewards)]
 
 
 def vineppo_advantages(state_values: Sequence[float | None], outcome: float, step_ends: Sequence[int]) -> list[float]:
@@ -113,19 +115,19 @@ def vineppo_advantages(state_values: Sequence[float | None], outcome: float, ste
     from espalier.rl.credit.step_credit import fill_values, step_advantages
     from espalier.rl.credit.token_maps import spread_over_tokens
 
-    known = [value for value in state_values if value is not None] if _is_list(state_values) else state_values
-    _check_finite(known, "state_values")
-    _check_finite(step_ends, "step_ends")
-    _check_finite([outcome], "outcome")
-    if len(state_values) != len(step_ends):
+    if not _is_list(state_values):
+        raise BadInput(f"state_values must be a list of numbers, got {repr(state_values)[:60]}")
+    known = iter(_numbers([value for value in state_values if value is not None], "state_values"))
+    values = [None if value is None else next(known) for value in state_values]
+    ends, (total,) = _numbers(step_ends, "step_ends"), _numbers([outcome], "outcome")
+    if len(values) != len(ends):
+        raise BadInput(f"{len(values)} state_values and {len(ends)} step_ends: one of each per step is wanted")
+    if ends != sorted(ends) or any(end < 0 or not end.is_integer() for end in ends):
         raise BadInput(
-            f"{len(state_values)} state_values and {len(step_ends)} step_ends: one of each per step is wanted"
+            "step_ends count tokens from the start of the response, whole ones, and never fall, got "
+            f"{list(step_ends)[:8]}"
         )
-    if list(step_ends) != sorted(step_ends) or (step_ends and step_ends[0] < 0):
-        raise BadInput(
-            f"step_ends count tokens from the start of the response and never fall, got {list(step_ends)[:8]}"
-        )
-    return spread_over_tokens(step_ends, step_advantages(fill_values(state_values, outcome)))
+    return spread_over_tokens([int(end) for end in ends], step_advantages(fill_values(values, total)))
 
 
 def grpo_advantages(rewards: Sequence[float]) -> list[float]:
@@ -188,15 +190,14 @@ def gae(values: Sequence[float], rewards: Sequence[float], gamma: float = 1.0, l
 
     from espalier.rl.advantages.gae import exact_advantages, last_tokens
 
-    _check_finite(values, "values")
-    _check_finite(rewards, "rewards")
-    if len(values) != len(rewards):
-        raise BadInput(f"{len(values)} values and {len(rewards)} rewards: one of each per token is wanted")
+    before, got = _numbers(values, "values"), _numbers(rewards, "rewards")
+    if len(before) != len(got):
+        raise BadInput(f"{len(before)} values and {len(got)} rewards: one of each per token is wanted")
     for name, factor in (("gamma", gamma), ("lam", lam)):
-        if not 0 <= factor <= 1:
-            raise BadInput(f"{name} must be from 0 to 1, got {factor}")
-    rows = torch.tensor([[*rewards], [*values]], dtype=torch.float64)
-    mask = torch.ones(1, len(values), dtype=torch.bool)
+        if not isinstance(factor, int | float) or not 0 <= factor <= 1:
+            raise BadInput(f"{name} must be a number from 0 to 1, got {repr(factor)[:60]}")
+    rows = torch.tensor([got, before], dtype=torch.float64)
+    mask = torch.ones(1, len(before), dtype=torch.bool)
     found: list[float] = exact_advantages(rows[:1], rows[1:], mask, last_tokens(mask), gamma, lam)[0].tolist()
     return found
 
@@ -214,21 +215,21 @@ def aggregate_scores(scores: Sequence[float], how: str = "minimum") -> float:
     """
     from espalier.rewards.aggregate import BadAggregate, aggregate
 
-    _check_finite(scores, "scores")
+    numbers = _numbers(scores, "scores")
     try:
-        return aggregate(scores, how)
+        return aggregate(numbers, how)
     except BadAggregate as error:
         raise BadInput(str(error)) from None
 
 
 def _group(rewards: Sequence[float]) -> list[float]:
     """Return the rewards of one problem's rollouts. Raises BadInput on fewer than 2, or one that is not finite."""
-    _check_finite(rewards, "rewards")
-    if len(rewards) < 2:
+    numbers = _numbers(rewards, "rewards")
+    if len(numbers) < 2:
         raise BadInput(
-            f"a rollout is compared with others of its problem: 2 rewards at least are wanted, got {len(rewards)}"
+            f"a rollout is compared with others of its problem: 2 rewards at least are wanted, got {len(numbers)}"
         )
-    return [float(reward) for reward in rewards]
+    return numbers
 
 
 def _check_text(value: object, name: str) -> None:
@@ -242,14 +243,18 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sized) and isinstance(value, Iterable)
 
 
-def _check_finite(numbers: Sequence[Any], name: str) -> None:
-    """Raise BadInput, with the place, where there is no list, or something in it is no number or not finite."""
+def _numbers(numbers: Sequence[Any], name: str) -> list[float]:
+    """Return a list, an array or a tensor as a list of numbers. Raises BadInput, with the place, where there is no
+    list, or something in it is no number or not finite."""
     if not _is_list(numbers):
         raise BadInput(f"{name} must be a list of numbers, got {repr(numbers)[:60]}")
+    found = []
     for place, number in enumerate(numbers):
         try:
-            is_finite = math.isfinite(number)
-        except (TypeError, ValueError):
+            is_finite = not isinstance(number, str) and math.isfinite(number)
+        except (TypeError, ValueError, RuntimeError):
             is_finite = False
         if not is_finite:
             raise BadInput(f"{name}: number {place + 1} of {len(numbers)} is {repr(number)[:60]}: leave such rows out")
+        found.append(float(number))
+    return found

@@ -36,7 +36,12 @@ class ProcessRewardModel:
 
     def __repr__(self) -> str:
         """Return one line, as a notebook shows it; the network's and the tokenizer's own are a thousand."""
-        return f"ProcessRewardModel({self.path!r}, {type(self.network).__name__} on {self.network.device})"
+        return f"ProcessRewardModel({self.path!r}, {type(self.network).__name__} on {_device_of(self.network)})"
+
+
+def _device_of(network: Any) -> torch.device:
+    place: torch.device = next(network.parameters()).device
+    return place
 
 
 def load_prm(
@@ -47,18 +52,25 @@ def load_prm(
     `num_labels` gives a policy a fresh head of zeros, to train: every score is 1/2 until then. `device`: "" for the
     GPU where there is one, else the CPU. `attention`: as `model.attention` of a config, auto is the fastest that is
     here. Raises BadInput in one line where the folder is missing, incomplete or no PRM, and where it is an outcome
-    model, trained on whole responses.
+    model, trained on whole responses. Warns of one that looks published: such ones are read by prm/score_steps.
 
     >>> import espalier
     >>> prm = espalier.load_prm("prm")  # the folder that training wrote: experiments/quickstart/prm/model
     >>> prm.network.config.num_labels
     1
     """
+    if not isinstance(path, str | os.PathLike):
+        raise BadInput(f"path must be a folder or a hub name, got {repr(path)[:60]}")
+    if num_labels is not None and num_labels < 1:
+        raise BadInput(f"num_labels must be at least 1, got {num_labels}")
+    try:
+        place = torch.device(device) if device else default_device()
+    except RuntimeError:
+        raise BadInput(f"device must be one of torch's, as cpu or cuda:0, got {device!r}") from None
     name = os.fspath(path)
     network = load_process_reward(name, num_labels, attention)
     if num_labels is None:
         check_trained_ends(name, STEPS)
-    place = torch.device(device) if device else default_device()
     return ProcessRewardModel(name, network.to(place).eval(), load_tokenizer(name))  # type: ignore[arg-type]
 
 
@@ -92,10 +104,11 @@ def score_steps(
     A score is the model's estimate of the value of the state that the step leads to (for the last step: that the answer
     is right). A solution is (prompt, steps) as text, tokenised by `encode_steps`, or `StepTokens`, the sampler's own
     ids, which are not tokenised again. `is_finished`: texts end with the end token; False for solutions that still go
-    on. Computed in bf16 where the machine multiplies it fast, else in float32, `batch_tokens`
-    tokens at a time, equal solutions once; six decimals. A line of the log, once, says where the model was trained on
-    chat turns and the first prompt is plain text, or the other way round. Raises BadInput, with the number of the
-    solution from 0, on a solution that cannot be read or is longer than the network takes.
+    on. Computed in bf16 where the machine multiplies it fast, else in float32, `batch_tokens` tokens at a time, equal
+    solutions once; a head's scores have six decimals. The network scores without dropout, and is left in the mode it
+    was in. A line of the log, once, says where the model was trained on chat turns and the first prompt is plain text,
+    or the other way round. Raises BadInput, with the number of the solution from 0, on a solution that cannot be read
+    or is longer than the network takes.
 
     >>> import espalier
     >>> prm = espalier.load_prm("prm")
@@ -106,14 +119,22 @@ def score_steps(
     if not isinstance(prm, ProcessRewardModel):
         raise BadInput(f"prm must be what load_prm returns, got {repr(prm)[:60]}")
     rows = [_tokens(prm.tokenizer, solution, is_finished, number) for number, solution in enumerate(solutions)]
-    positions = getattr(prm.network.config.get_text_config(), "max_position_embeddings", None)
+    settings = prm.network.config.get_text_config()
+    positions, size = getattr(settings, "max_position_embeddings", None), getattr(settings, "vocab_size", None)
     for row in rows:
-        length = len(row.prompt_ids) + len(row.response_ids)
+        ids = [*row.prompt_ids, *row.response_ids]
+        if not ids or (size is not None and not all(0 <= token < size for token in ids)):
+            raise BadInput(f"{row.name}: token ids from 0 to {size} are wanted, one at least, got {ids[:8]}")
+        length = len(ids)
         if positions is not None and length > positions:
             raise BadInput(f"{row.name} has {length} tokens and the model {positions} positions: leave it out")
     if rows and (words := other_prompts(prm.path, prm.tokenizer, lambda: rows[0].prompt_ids)):
         _warn_once(prm.path, *words)
-    return score_step_tokens(prm.network, rows, pad_id=int(prm.tokenizer.pad_token_id), batch_tokens=batch_tokens)
+    was_training = prm.network.training
+    try:
+        return score_step_tokens(prm.network, rows, pad_id=int(prm.tokenizer.pad_token_id), batch_tokens=batch_tokens)
+    finally:
+        prm.network.train(was_training)
 
 
 @cache

@@ -3,6 +3,7 @@ trained on, and with a word where its prompts are others than those of its train
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from transformers import PreTrainedModel
 
 from espalier.data.records import Trajectory
 from espalier.data.training_layout import RESPONSES, STEPS, other_prompts, read_training_layout
+from espalier.data.training_problems import FILE as PROBLEMS_FILE
 from espalier.models.hub_snapshot import local_model
 from espalier.models.in_parts import hold_in_halves
-from espalier.models.load import is_reward_model, load_tokenizer
+from espalier.models.load import is_reward_model, load_config, load_tokenizer
 from espalier.models.precision import AUTO, is_bf16
+from espalier.models.published.load import is_plain, row_by_name
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.trained_ends import trained_ends
 
@@ -29,8 +32,21 @@ _REMEDIES = {
 
 def check_trained_ends(path: str, ends: str, is_asked_for: bool = False) -> None:
     """Raise BadInput where a model was trained on other `ends` (STEPS or RESPONSES) than those at which it is read,
-    unless that `is_asked_for`; warn where nothing says on which."""
-    trained_ends(local_model(path), path).read_at(ends, path, is_asked_for, _REMEDIES[ends].format(path=path))
+    unless that `is_asked_for`; warn where nothing says on which, and of one that others published."""
+    folder = local_model(path)
+    trained_ends(folder, path).read_at(ends, path, is_asked_for, _REMEDIES[ends].format(path=path))
+    if ends == STEPS and (layout := published_layout(folder, path)):
+        log.warning("%s looks like one of layout %s, which may be read at a mark of its own, and is read here at the "
+                    "last token of every step, as one that was trained here: prm/score_steps stage.layout=%s reads "
+                    "finished solutions as it was trained", path, layout, layout)  # fmt: skip
+
+
+def published_layout(folder: str, name: str) -> str:
+    """Return the layout (docs/published_prms.md) of a reward model that others published, or that looks like it; "" of
+    one that was trained here, and of others."""
+    if read_training_layout(folder) is not None or (Path(folder) / PROBLEMS_FILE).is_file():
+        return ""
+    return row_by_name(name) or ("trl" if is_plain(folder) and load_config(folder).num_labels == 2 else "")
 
 
 def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_for: bool = False) -> Any:

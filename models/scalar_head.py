@@ -122,7 +122,9 @@ def _load(
     if is_trained and num_labels not in (None, config.num_labels):
         raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
     if not is_trained and num_labels is None:
-        raise BadModel(f"{path} is no process reward model: train one, or set model.num_labels for a fresh head")
+        raise BadModel(f"{path} is no process reward model: train one, or set model.num_labels (of load_prm "
+                       "num_labels) for a fresh head; prm/score_steps reads published ones whose heads are others "
+                       "(docs/published_prms.md)")  # fmt: skip
     _check_head(path, config)
     config.classifier_dropout = 0.0
     if num_labels is not None:

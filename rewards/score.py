@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from espalier.data.records import Problem, Trajectory
+from espalier.data.records import BadInput, Problem, Trajectory
 
 VERIFIER = "verifier"
 """The part of a score that says how probably a solution is right, by a model that judges it: it is held against the
@@ -96,9 +96,16 @@ ASKED = threading.Lock()
 
 
 def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
-    """Return the reward's scores, once no other thread asks it."""
+    """Return the reward's scores, once no other thread asks it. Raises BadInput where it does not give one `Score` for
+    each trajectory."""
     with ASKED:
-        return reward(trajectories)
+        scores = reward(trajectories)
+    odd = next((one for one in scores if not isinstance(one, Score)), None)
+    if odd is not None or len(scores) != len(trajectories):
+        got = f"{len(scores)} for {len(trajectories)}" if odd is None else repr(odd)[:60]
+        raise BadInput(f"{type(reward).__name__} must return one espalier.rewards.score.Score(outcome, steps) for each "
+                       f"trajectory, got {got}")  # fmt: skip
+    return scores
 
 
 @runtime_checkable

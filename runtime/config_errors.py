@@ -153,6 +153,8 @@ def _suggest_key(full_key: str, node: DictConfig) -> str:
     topics = {f"{topic}.{key!s}": str(key) for topic, part in blocks.items()
               if is_dataclass(OmegaConf.get_type(part)) for key in part}  # fmt: skip
     prefix = f"{place}." if place else ""
+    if place.rpartition(".")[2] == "options":
+        return f"an option of vLLM's that no config names is added by +{full_key}=…"
     if now := new_name(name, [*own, *topics]):
         return f"it is now '{now if now in topics else prefix + now}'"
     if node is root and not difflib.get_close_matches(name, own):

@@ -88,7 +88,8 @@ def find_component(target: str) -> Callable[..., Any]:
     if not _is_admitted(module):
         if target.split(".")[0] in PACKAGES:
             raise BadConfig(f"_target_ '{target}' is now 'espalier.{target}'")
-        raise BadConfig(f"_target_ '{target}' is not admitted: only espalier and torch.optim are")
+        raise BadConfig(f"_target_ '{target}' is not admitted: only espalier and torch.optim are, so put a class of "
+                        "your own into the checkout and name espalier.… (docs/contributing.md says where)")  # fmt: skip
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -70,5 +70,6 @@ SPLITTERS: dict[str, StepSplitter] = {
 def splitter(name: str) -> StepSplitter:
     """Return the step splitter of that name. Raises BadInput, with the names there are, on any other."""
     if not isinstance(name, str) or name not in SPLITTERS:
-        raise BadInput(f"there is no step splitter {name!r}: choose one of {', '.join(SPLITTERS)}")
+        raise BadInput(f"there is no step splitter {name!r}: choose one of {', '.join(SPLITTERS)}, or list your "
+                       "own in SPLITTERS of data/splitters/__init__.py")  # fmt: skip
     return SPLITTERS[name]

@@ -5,18 +5,14 @@ values that `search.scorers.cached_model` keeps of every tree. A log-ratio rewar
 texts.
 """
 
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.data.training_layout import STEPS
-from espalier.data.training_problems import FILE
 from espalier.models.load import load_config, positions_of
 from espalier.models.log_ratio_reward import is_log_ratio_reward
-from espalier.models.published.load import is_plain, row_by_name
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.aggregate import check_aggregate
 from espalier.rewards.engine_scores import EngineScoredModel
@@ -26,8 +22,6 @@ from espalier.search.scorers.cached_model import CachedScoredModel
 from espalier.search.scorers.held_networks import warn_of_cpu
 from espalier.search.scorers.scorer import Batches
 from espalier.search.tree import Node, Tree
-
-log = logging.getLogger(__name__)
 
 
 def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
@@ -43,18 +37,6 @@ def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
             name = f"node {node.number} of problem '{node.tree.problem.id}'"
             rows.append((StepTokens(node.tree.prompt_ids, node.response_ids(), ends, name), asked))
     return rows
-
-
-def warn_of_layout(path: str) -> None:
-    """Warn of a reward model that others published, or looks like it, and does not say that it was trained here: it may
-    have learned to be read at a mark of its own, which the sampled tokens do not hold."""
-    if (Path(path) / FILE).is_file():
-        return
-    layout = row_by_name(path) or ("trl" if is_plain(path) and load_config(path).num_labels == 2 else "")
-    if layout:
-        log.warning("%s looks like one of layout %s, and a search reads it at the last token of every sampled step, "
-                    "as one that was trained here: score finished solutions with prm/score_steps stage.layout=%s", path,
-                    layout, layout)  # fmt: skip
 
 
 class ProcessScorer:
@@ -75,8 +57,7 @@ class ProcessScorer:
         self._batches = Batches[StepTokens, list[float]](self._compute)
 
     async def open(self) -> None:
-        """Load the model; engines start with the first scores. Warns of one that looks like another layout's."""
-        warn_of_layout(self.path)
+        """Load the model; engines start with the first scores."""
         if self.engines is not None:
             self.model = EngineScoredModel(self.path, self.engines)
             return

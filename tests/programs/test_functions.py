@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import espalier
 from espalier.data.records import Trajectory
@@ -239,6 +241,18 @@ def test_two_answers_are_the_same_where_they_vote_together(one: str, other: str,
     assert (leaders[vote_key(one)] == leaders[vote_key(other)]) is expected
 
 
+@pytest.mark.parametrize("of", [np.array, torch.tensor, tuple], ids=["array", "tensor", "tuple"])
+def test_arrays_and_tensors_are_lists(of: Callable[[list[Any]], Any]) -> None:
+    assert espalier.aggregate_scores(of([0.5, 0.25]), "product") == 0.125
+    assert espalier.aggregate_scores(of([0.5, 0.25])) == 0.25
+    ends = espalier.vineppo_advantages(of([0.5, 0.25]), of([1.0])[0], of([2.0, 5.0]))
+    assert ends == [-0.25, -0.25, 0.75, 0.75, 0.75]
+    assert espalier.gae(of([0.5, 0.5]), of([0.0, 1.0]), lam=0.5) == [0.25, 0.5]
+    assert espalier.grpo_advantages(of([1, 0, 0, 0])) == [1.5, -0.5, -0.5, -0.5]
+    (found,) = espalier.monte_carlo_values(of([[True, True, False, True]]))
+    assert (found.value, type(found.value)) == (0.75, float)
+
+
 # What they are not defined for.
 
 
@@ -249,7 +263,7 @@ def test_two_answers_are_the_same_where_they_vote_together(one: str, other: str,
         (lambda: espalier.rloo_advantages([]), "2 rewards at least are wanted, got 0"),
         (lambda: espalier.dr_grpo_advantages([1.0, math.nan]), "rewards: number 2 of 2 is nan"),
         (lambda: espalier.gae([0.5], [0.0, 1.0]), "1 values and 2 rewards: one of each per token"),
-        (lambda: espalier.gae([0.5], [1.0], gamma=1.5), "gamma must be from 0 to 1, got 1.5"),
+        (lambda: espalier.gae([0.5], [1.0], gamma=1.5), "gamma must be a number from 0 to 1, got 1.5"),
         (lambda: espalier.gae([math.inf], [1.0]), "values: number 1 of 1 is inf"),
         (lambda: espalier.vineppo_advantages([0.5], 1.0, [1, 2]), "1 state_values and 2 step_ends"),
         (lambda: espalier.vineppo_advantages([0.5, 0.5], 1.0, [3, 2]), r"never fall, got \[3, 2\]"),
@@ -270,6 +284,13 @@ def test_two_answers_are_the_same_where_they_vote_together(one: str, other: str,
         (lambda: espalier.vineppo_advantages(None, 1.0, []), "state_values must be a list"),  # type: ignore[arg-type]
         (lambda: espalier.vineppo_advantages([0.5], None, [1]), "outcome: number 1 of 1 is None"),  # type: ignore[arg-type]
         (lambda: espalier.vineppo_advantages([0.5], 1.0, ["a"]), "step_ends: number 1 of 1 is 'a'"),  # type: ignore[list-item]
+        (lambda: espalier.vineppo_advantages([0.5], 1.0, [2.5]), r"whole ones, and never fall, got \[2.5\]"),  # type: ignore[list-item]
+        (lambda: espalier.monte_carlo_values(5), "rewards must be a list of lists of numbers, got 5"),  # type: ignore[arg-type]
+        (lambda: espalier.gae([0.5], [1.0], gamma=None), "gamma must be a number from 0 to 1, got None"),  # type: ignore[arg-type]
+        (lambda: espalier.grade("B", "B", "choice", "4"), "num_options must be a whole number"),  # type: ignore[arg-type]
+        (lambda: espalier.load_prm(None), "path must be a folder or a hub name, got None"),  # type: ignore[arg-type]
+        (lambda: espalier.load_prm("x", num_labels=0), "num_labels must be at least 1, got 0"),
+        (lambda: espalier.load_prm("x", device="gpu"), "device must be one of torch's, as cpu or cuda:0, got 'gpu'"),
         (lambda: espalier.aggregate_scores(0.5), "scores must be a list of numbers, got 0.5"),  # type: ignore[arg-type]
     ],
 )

@@ -106,6 +106,36 @@ def test_every_file_config_and_setting_that_a_page_names_is_there(page: Path) ->
     assert not wrong, f"{page.name} names what is not there: {', '.join(wrong)}"
 
 
+def test_figures_in_prose_are_those_of_the_results() -> None:
+    """Of results that are measured again now and then; others are read from generated pages."""
+
+    def result(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        return found
+
+    truth, hostile = result("grader_truth")["detail"]["ours"], result("grader_hostile")
+    kills, restart = result("rl_kills")["detail"], result("rl")["figures"]["restart_over_live"]["value"]
+    faults = [int(row["unit"].split()[2]) for row in result("cluster_faults")["figures"].values()]
+    missed, slowest = truth["false_negatives"], hostile["detail"]["slowest_seconds"]
+    shown = {
+        "results": [
+            f"false negatives {missed['count']} (0 % [0, {100 * missed['high']:.2f}]), false positives "
+            f"{truth['false_positives']['count']} (0 % [0, {100 * truth['false_positives']['high']:.2f}])",
+            f"(slowest {slowest['main thread']:.2f}), none raises, workers at most "
+            f"{hostile['figures']['grader_hostile_child_mib']['value']:.0f} MiB, the parent grows by "
+            f"{hostile['figures']['grader_hostile_parent_growth_mib']['value']:.0f} MiB",
+            f"{hostile['detail']['over_one_second']['eight threads']} of 3,000 calls took 1.0 to "
+            f"{slowest['eight threads']:.1f} s",
+            f"each resumed: {kills['identical']} of {kills['runs']} runs end with the bits",
+            f"the published systems do it: {restart:.1f} times as long",
+        ],
+        "launching": [f"{sum(faults)} runs ({min(faults)} to {max(faults)} of each"],
+    }
+    for page, parts in shown.items():
+        text = " ".join((DOCS / f"{page}.md").read_text().split())
+        assert [part for part in parts if part not in text] == []
+
+
 def is_settings(span: str) -> bool:
     """Whether a span is `key=value key=value`, to be added to a command."""
     return all(re.match(r"[a-z_.]+=", word) for word in span.split())

@@ -13,11 +13,12 @@ import torch
 import espalier
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput, Trajectory
-from espalier.data.steps import Decoder
+from espalier.data.steps import Decoder, StepTokens
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import read_response, steps_on_tokens
 from espalier.data.training_layout import TrainingLayout, write_training_layout
 from espalier.models.load import BadModel
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import StageContext
 
@@ -116,6 +117,8 @@ def test_what_cannot_be_scored_is_named_with_its_place(tiny_prm: Path) -> None:
         (("1 + 1 = ?\n", ["2<|end|>"]), r"solution 1: the tokenizer changes the text .* leave special tokens out"),
         (replace(tokens, step_ends=[0, 3]), r"solution 1: step_ends must rise from 1 to its \d+ response tokens"),
         (replace(tokens, step_ends=[1, 99]), r"solution 1: step_ends must rise"),
+        (StepTokens([], [], [], ""), r"solution 1: token ids from 0 to \d+ are wanted, one at least, got \[\]"),
+        (replace(tokens, prompt_ids=[5, 99999, 6]), r"solution 1: token ids from 0 to \d+ are wanted"),
         ("qq", r"solution 1 must be \(prompt, steps\) or StepTokens, got 'qq'"),
         (7, r"solution 1 must be \(prompt, steps\) or StepTokens, got 7"),
         (("1 + 1 = ?\n", 7), r"solution 1: steps must be a list of texts"),
@@ -154,6 +157,21 @@ def test_a_model_that_learned_from_chat_turns_warns_once_of_a_plain_question(
 def test_a_reward_model_shows_itself_in_one_short_line(tiny_prm: Path) -> None:
     shown = repr(espalier.load_prm(tiny_prm, device="cpu"))
     assert shown == f"ProcessRewardModel('{tiny_prm}', LlamaForTokenClassification on cpu)"
+
+
+def test_a_reward_model_of_two_policies_shows_itself_too(tiny_policy: Path, tmp_path: Path) -> None:
+    write_log_ratio_reward(tmp_path / "two", str(tiny_policy), str(tiny_policy), Scale())
+    prm = espalier.load_prm(tmp_path / "two", device="cpu")
+    assert repr(prm) == f"ProcessRewardModel('{tmp_path / 'two'}', LogRatioReward on cpu)"
+    assert len(espalier.score_steps(prm, [("1 + 1 = ?\n", ["2"])])[0]) == 1
+
+
+def test_a_network_that_is_trained_is_trained_on_after_it_has_scored(tiny_prm: Path) -> None:
+    prm = espalier.load_prm(tiny_prm)
+    for is_training in (True, False):
+        prm.network.train(is_training)
+        espalier.score_steps(prm, [("1 + 1 = ?\n", ["2"])])
+        assert prm.network.training is is_training
 
 
 def test_the_weights_of_a_large_model_are_in_the_provenance_file_by_file(tmp_path: Path) -> None:

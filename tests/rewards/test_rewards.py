@@ -22,7 +22,7 @@ from espalier.rewards.model_forecasts import TextScorer
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import ProcessReward, minimum_weights, step_reward_range, step_rewards
-from espalier.rewards.score import Reward, Score, ScoreRange
+from espalier.rewards.score import Reward, Score, ScoreRange, scores_of
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.combinations import reward_range
 from espalier.rl.rollout_filters import ProcessConsistencyFilter
@@ -262,3 +262,19 @@ def test_a_response_that_is_too_short_counts_as_one_that_did_not_end() -> None:
     assert short.total == -10.0
     with pytest.raises(BadInput, match=r"min_tokens=3 is read beside reward\.non_stop_reward alone"):
         ComposedReward({"outcome": OutcomeReward()}, min_tokens=3)
+
+
+def test_a_reward_that_gives_no_record_for_each_trajectory_is_told_what_to_return() -> None:
+    class Numbers:
+        def __call__(self, trajectories: Sequence[Trajectory]) -> list[Any]:
+            return [1.0 for _ in trajectories]
+
+    class OneShort:
+        def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+            return [Score(1.0) for _ in trajectories[1:]]
+
+    rows = [Trajectory(str(one), "p", "", "", [], [], [], [], "stop", "1", None, False) for one in range(3)]
+    with pytest.raises(BadInput, match=r"Numbers must return one .*Score\(outcome, steps\) for each .*, got 1.0"):
+        scores_of(rows, Numbers())
+    with pytest.raises(BadInput, match=r"OneShort must return one .*, got 2 for 3"):
+        scores_of(rows, OneShort())

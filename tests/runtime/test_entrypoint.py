@@ -13,10 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.errors import ConfigCompositionException
 
 from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
-from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, check_component, entrypoint
+from espalier.runtime.config_errors import describe_config_error
+from espalier.runtime.entrypoint import (
+    CONF,
+    ROOT,
+    BadConfig,
+    _normalise_argv,
+    build,
+    check_component,
+    compose_config,
+    entrypoint,
+)
 from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.renamed import RENAMED, new_name
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
@@ -73,6 +84,15 @@ def test_a_config_arrives_typed_with_its_overrides(start: Any) -> None:
 
 def test_the_return_value_is_the_exit_code(start: Any) -> None:
     assert start(*GIVEN, main=lambda config: 1) == 1
+
+
+def test_an_option_of_vllm_s_that_no_config_names_is_added() -> None:
+    words, key = ["policy=m", "output=o"], "server.options.distributed_executor_backend"
+    with pytest.raises(ConfigCompositionException) as caught:
+        compose_config(SampleConfig, "api/vllm/trajectories", [*words, f"{key}=mp"])
+    assert f"an option of vLLM's that no config names is added by +{key}=…" in describe_config_error(caught.value)
+    found = compose_config(SampleConfig, "api/vllm/trajectories", [*words, f"+{key}=mp"])
+    assert found.server["options"]["distributed_executor_backend"] == "mp"
 
 
 @pytest.mark.parametrize(

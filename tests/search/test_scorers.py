@@ -11,17 +11,20 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
+from espalier import load_prm
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem
 from espalier.data.search_tree import SearchTree
 from espalier.data.steps import Decoder, StepTokens
 from espalier.data.verification import VerifierFormat
+from espalier.models.load import load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.generative_verifier import GenerativeVerifierReward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.outcome_model import OutcomeModelReward
-from espalier.rewards.process import score_step_tokens
+from espalier.rewards.process import ProcessReward, score_step_tokens
+from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams
 from espalier.search.budget import Budget
 from espalier.search.client import Search, trees_path
@@ -33,7 +36,7 @@ from espalier.search.scorers.cached_model import CachedScoredModel
 from espalier.search.scorers.completions_scorer import CompletionsScorer
 from espalier.search.scorers.exact_scorer import ExactScorer
 from espalier.search.scorers.majority_scorer import MajorityScorer
-from espalier.search.scorers.process_scorer import ProcessScorer, rows_of, warn_of_layout
+from espalier.search.scorers.process_scorer import ProcessScorer, rows_of
 from espalier.search.scorers.random_scorer import RandomScorer
 from espalier.search.scorers.reward_scorer import RewardScorer
 from espalier.search.scorers.scorer import Batches, HoldsNetworks
@@ -200,15 +203,20 @@ def test_every_scorer_that_names_networks_is_asked_for_their_tokenizers() -> Non
 def test_a_model_that_looks_published_is_warned_of(
     tiny_policy: Path, tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_of_layout(str(tiny_prm))
-    assert caplog.text == ""
+    """Wherever it is read as one that was trained here: by a search, by rewards, by `load_prm`."""
+    load_prm(tiny_prm)
+    assert "looks like" not in caplog.text
     load_process_reward(str(tiny_policy), 2).save_pretrained(tmp_path)
-    warn_of_layout(str(tmp_path))
-    assert "looks like one of layout trl" in caplog.text
+    load_tokenizer(str(tiny_policy)).save_pretrained(tmp_path)
+    for read in (load_prm, ProcessReward, ProcessValueAdvantage):
+        caplog.clear()
+        read(str(tmp_path))
+        assert "looks like one of layout trl" in caplog.text
+        assert "prm/score_steps stage.layout=trl" in caplog.text
     caplog.clear()
     (tmp_path / "training_problems.json").write_text('{"problems": []}')
-    warn_of_layout(str(tmp_path))
-    assert caplog.text == ""
+    load_prm(tmp_path)
+    assert "looks like" not in caplog.text
 
 
 @pytest.mark.parametrize("is_there", [True, False])
