@@ -163,7 +163,7 @@ def summarise(
             if not rows:
                 continue
             tables.append(table(cell, rows, plan.baseline, cost, at))
-            if cost != "updates" and any(row.difference is not None for row in rows):
+            if not cell.updates and any(row.difference is not None for row in rows):
                 ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
                          and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
                 num_untuned = sum(not row.curves.is_tuned for row in rows)
