@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from espalier.analysis.charts import NUM_SERIES, Axis, frame
+from espalier.analysis.charts import NUM_SERIES, Axis, dashes, frame
 from espalier.analysis.curve_figure import STYLE
 from espalier.analysis.markup import Markup, join, tag
 from espalier.data.jsonl import read_records
@@ -155,8 +155,11 @@ def _panel(name: str, by_source: Lengths) -> Markup:
         steps = [(at, y.place(count)) for (a, b), count in zip(pairwise(edges), row, strict=True) for at in (a, b)]
         points = " ".join(f"{at:.1f},{up:.1f}" for at, up in [(edges[0], y.start), *steps, (edges[-1], y.start)])
         parts.append(tag("polygon", points=points, class_=f"band {colour}"))
-        parts.append(tag("polyline", points=points, class_=f"line {colour}"))
+        dashed = dashes(series)
+        parts.append(tag("polyline", points=points, class_=f"line {colour}", stroke_dasharray=dashed))
         at = 30 + 20 * series
-        parts.append(tag("line", x1=_WIDTH - 176, x2=_WIDTH - 152, y1=at, y2=at, class_=f"line {colour}"))
+        place = {"x1": _WIDTH - 176, "x2": _WIDTH - 152, "y1": at, "y2": at}
+        sign = tag("line", **place, class_=f"line {colour}", stroke_dasharray=dashed)
+        parts.append(sign)
         parts.append(tag("text", f"{source} ({len(by_source[source]):,})", x=_WIDTH - 146, y=at + 4))
     return join(parts)

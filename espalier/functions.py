@@ -5,7 +5,7 @@ what it is not defined for. This module loads in milliseconds; what a function n
 """
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from espalier.data.records import BadInput
@@ -240,7 +240,7 @@ def _check_text(value: object, name: str) -> None:
 
 def _is_list(value: object) -> bool:
     """Say whether a value is a list or what one goes over like a list: a tuple, an array, a tensor of one dimension."""
-    return isinstance(value, Sized) and isinstance(value, Iterable)
+    return isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, Mapping | bytes)
 
 
 def _numbers(numbers: Sequence[Any], name: str) -> list[float]:

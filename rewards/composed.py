@@ -31,6 +31,7 @@ from espalier.rewards.score import (
     asks_engines,
     clipped,
     hull,
+    one_for_each,
 )
 
 
@@ -162,7 +163,7 @@ class ComposedReward:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """See the module."""
-        columns = {name: term(trajectories) for name, term in self.terms.items()}
+        columns = {name: one_for_each(term, trajectories) for name, term in self.terms.items()}
         scores = []
         for index, trajectory in enumerate(trajectories):
             score = compose({name: column[index] for name, column in columns.items()}, self.weights, self.limit)

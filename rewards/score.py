@@ -96,15 +96,19 @@ ASKED = threading.Lock()
 
 
 def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
-    """Return the reward's scores, once no other thread asks it. Raises BadInput where it does not give one `Score` for
-    each trajectory."""
+    """Return the reward's scores, once no other thread asks it. Raises BadInput as `one_for_each`."""
     with ASKED:
-        scores = reward(trajectories)
-    odd = next((one for one in scores if not isinstance(one, Score)), None)
-    if odd is not None or len(scores) != len(trajectories):
-        got = f"{len(scores)} for {len(trajectories)}" if odd is None else repr(odd)[:60]
-        raise BadInput(f"{type(reward).__name__} must return one espalier.rewards.score.Score(outcome, steps) for each "
-                       f"trajectory, got {got}")  # fmt: skip
+        return one_for_each(reward, trajectories)
+
+
+def one_for_each(reward: Reward, trajectories: Sequence[Trajectory]) -> list[Score]:
+    """Return the reward's scores. Raises BadInput where it does not give a list of one `Score` for each trajectory."""
+    scores = reward(trajectories)
+    odd = [one for one in scores if not isinstance(one, Score)] if isinstance(scores, list | tuple) else [scores]
+    if odd or len(scores) != len(trajectories):
+        got = repr(odd[0])[:60] if odd else f"{len(scores)} for {len(trajectories)}"
+        raise BadInput(f"{type(reward).__name__} must return a list of one espalier.rewards.score.Score(outcome, "
+                       f"steps) for each trajectory, got {got}")  # fmt: skip
     return scores
 
 

@@ -9,7 +9,6 @@ other solutions of its problem (a completion that of its state's), which say not
 1/2 where none has a verdict; how many do is in the metrics. A verifier that stays without verdicts ends the run.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -105,8 +104,8 @@ class WrittenVerdictReward:
 
 def _asked_together(row: Trajectory) -> str:
     """Name those that a missing score is filled in from: solutions of one problem, or completions of one state
-    (`values.monte_carlo.finished`), whose mean is that state's value."""
-    return row.id.rpartition("/")[0] if re.search(r"#\d+/\d+$", row.id) else row.problem_id
+    (`values.monte_carlo.OfState`), whose mean is that state's value."""
+    return str(getattr(row, "state_id", row.problem_id))
 
 
 def filled_in(values: Sequence[float | None], groups: Sequence[str]) -> list[float]:

@@ -126,6 +126,8 @@ class Critic:
         returns = estimate.returns if estimate.to_come is None else estimate.to_come
         if returns is not None:
             check_returns(self.config.form, returns, experience.response_mask)
+        if self.config.loss == "cross_entropy" and estimate.returns is not None:
+            check_returns("probability", estimate.returns, experience.response_mask)  # the targets, too
 
     def step(self, experience: Experience, rows: torch.Tensor, number: int, sums: Sums) -> dict[str, float]:
         """Take the optimizer step `number` on the rollouts `rows` [R]: the mean loss over their response tokens.

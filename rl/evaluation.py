@@ -24,6 +24,7 @@ from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank
 from espalier.runtime.leading import lead
 from espalier.runtime.schemas import RLConfig
+from espalier.runtime.tracking import as_written
 
 log = logging.getLogger(__name__)
 METRICS = ("accuracy", "reward")
@@ -83,7 +84,7 @@ class Evaluation:
         many problems."""
         values = lead(partial(self._evaluate, version), with_networks([self.source.reward]), self.clock)
         values = from_main_rank(lambda: values or {})
-        self.found[version] = values[f"eval/{self.config.evaluation.metric}"]
+        self.found[version] = as_written(values[f"eval/{self.config.evaluation.metric}"])  # as a resumed run reads it
         return values
 
     def _evaluate(self, version: int) -> dict[str, float]:

@@ -88,7 +88,8 @@ def describe_subjects(groups: Sequence[RolloutGroup], subjects: Collection[str])
 
 def _subject(problem: Problem) -> str:
     """Return the subject as metrics name it: a name in which "/" and blanks are "_"; "" where there is none."""
-    return "_".join(str(problem.info.get("subject") or "").replace("/", " ").split())
+    subject = problem.info.get("subject")
+    return "" if subject is None else "_".join(str(subject).replace("/", " ").split())
 
 
 def kl_per_response(experience: Experience) -> float:

@@ -144,7 +144,7 @@ class Metrics:
         if self.is_silent:
             return
         values = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no NaN
-        row = {"step": step, **{name: _shown(float(value)) for name, value in values.items()}}
+        row = {"step": step, **{name: as_written(float(value)) for name, value in values.items()}}
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         if self.writer is not None:
@@ -161,8 +161,8 @@ class Metrics:
             self.wandb.finish()
 
 
-def _shown(value: float) -> float:
-    """Return a number with nine digits; whole ones with all."""
+def as_written(value: float) -> float:
+    """Return a number as metrics.jsonl holds it: with nine digits, whole ones with all."""
     return value if value.is_integer() else float(f"{value:.9g}")
 
 

@@ -115,6 +115,18 @@ def count_sampled(states: Sequence[State], completions: Iterable[Completion]) ->
     return {key: Count(correct[key], number) for key, number in total.items() if number}
 
 
+@dataclass(frozen=True)
+class OfState(Trajectory):
+    """A completion and its state as one trajectory, to be scored and never written; `state_id`: which state."""
+
+    state_id: str = ""
+
+
+def of_state(state: State, completion: Completion) -> OfState:
+    """Return `finished`, with the state that it is a completion of."""
+    return OfState(**vars(finished(state, completion)), state_id=state.id)
+
+
 def finished(state: State, completion: Completion) -> Trajectory:
     """Return the state's prefix and the completion as one trajectory, of one step: what a reward scores as a whole."""
     response = state.prefix + completion.response

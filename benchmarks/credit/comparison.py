@@ -26,7 +26,8 @@ NONE = " (not tuned)"
 @dataclass(frozen=True)
 class Curves:
     """A method's curves on a cell by seed, and the learning rates that they are of (the seeds of a policy have one).
-    `tuning` is why: `OWN`, `OTHERS` or `NONE`; `baseline`: the method that it is set against."""
+    `tuning` is why: `OWN`, `OTHERS`, `NONE` or the cell that they were tuned on; `baseline`: the method that it is set
+    against."""
 
     method: str
     family: str
@@ -65,9 +66,10 @@ def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]
         if not rows:
             continue
         rates = tuple(sorted({row.learning_rate for row in rows}, reverse=True))
-        is_own = cell.rates_of or all(row.policy in tuned for row in rows)
+        own = OWN if all(row.policy in tuned for row in rows) else OTHERS
+        tuning = (f" (of {cell.rates_of})" if cell.rates_of else own) if tuned else NONE
         baseline = method.baseline or plan.baseline
-        curves = Curves(method.name, method.family, rates, (OWN if is_own else OTHERS) if tuned else NONE,
+        curves = Curves(method.name, method.family, rates, tuning,
                         {row.seed: row.points for row in rows}, baseline)  # fmt: skip
         found.append(curves)
         if any(row.tokens_before > 0 for row in rows):

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.credit.learning_rates import runs_of_other_rates, tuned_rates, tuning_areas
+from benchmarks.credit.learning_rates import listed, runs_of_other_rates, tuned_rates, tuning_areas
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
 from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, digest, read_records, record, start
@@ -75,6 +75,12 @@ def asked_runs(
     pairs = [(cell.name, method.name) for cell in cells for method in methods if cell.takes(method)]
     rates = {pair: tuned[pair][policies[pair[0]]] for pair in pairs if policies[pair[0]] in tuned.get(pair, {})}
     if arguments.learning_rate:
+        for cell, method in pairs:
+            known = set(tuned.get((cell, method), {}).values())
+            if (cell, method) not in rates and known and arguments.learning_rate not in known:
+                raise BadInput(f"--learning-rate {arguments.learning_rate:g}: {method} on {cell} was tuned from other "
+                               f"policies, to {listed(known)}, and runs of another rate are in no figure: --tune from "
+                               "this one, or give such a rate")  # fmt: skip
         rates = dict.fromkeys(pairs, arguments.learning_rate) | rates
     untuned = [pair for pair in pairs if pair not in rates]
     if untuned:

@@ -111,11 +111,13 @@ def last_after_grpo(record: Mapping[str, Any], pairs: str) -> Point | None:
 
 
 def grpo_curves(task: str) -> dict[tuple[int, str], list[Point]]:
-    """Return GRPO's stored curves on a cell of plan.yaml at its tuned rates, by seed and the policy's digest."""
+    """Return GRPO's stored curves on a cell of plan.yaml at its tuned rates, by seed and the policy's digest; none
+    where it was not tuned."""
     plan = read_plan(PLAN)
     stored, _ = read_records(plan, RESULTS)
     tuned = tuned_rates(plan, stored).get((task, "grpo"), {})
-    return {(row.seed, row.policy): row.points for row in shown_runs(runs_of(stored, task, "grpo"), tuned)}
+    shown = shown_runs(runs_of(stored, task, "grpo"), tuned) if tuned else []
+    return {(row.seed, row.policy): row.points for row in shown}
 
 
 def without_tuning(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

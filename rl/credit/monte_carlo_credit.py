@@ -24,7 +24,7 @@ from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.sampling.client import SamplingParams
-from espalier.values.monte_carlo import StateKey, finished, state_key, state_value
+from espalier.values.monte_carlo import StateKey, of_state, state_key, state_value
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def mean_rewards(
     response."""
     if not states:
         return {}
-    whole = (finished(state, completion) for state in states.values() for completion in completions[state.id])
+    whole = (of_state(state, completion) for state in states.values() for completion in completions[state.id])
     rewards = iter(context.score(whole))
     return {
         key: state_value([next(rewards).total for _ in completions[state.id]]).value for key, state in states.items()

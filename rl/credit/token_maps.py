@@ -41,9 +41,9 @@ def spread_steps(
 
 
 def total_rewards(experience: Experience) -> torch.Tensor:
-    """Sum all rewards of every rollout, [N], with the KL penalty where it is part of the reward."""
+    """Sum all rewards of every rollout, [N] in float64, with the KL penalty where it is part of the reward."""
     assert experience.rewards is not None
-    return experience.rewards.sum(-1)
+    return experience.rewards.double().sum(-1)
 
 
 def rewards_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:

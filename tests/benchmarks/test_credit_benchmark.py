@@ -398,6 +398,9 @@ def test_a_rate_holds_for_the_policy_that_it_was_tuned_from() -> None:
     assert (sorted(curves.seeds), curves.tuning) == ([0, 1, 3, 4], " (another policy's)")
     table = summarise(SMALL, tuning + runs, "bench")[1][2]
     assert table["rows"][0][3] == "0.0001, 1e-05 (another policy's)"
+    plan = replace(SMALL, cells={"easy": EASY, "hard": replace(HARD, rates_of="easy")})
+    (curves,) = curves_of(plan, plan.cells["hard"], [*tuning, stored("hard", "grpo", 0, [0.2, 0.5], 1e-4, policy="x")])
+    assert (curves.tuning, curves.is_tuned) == (" (of easy)", True)
 
 
 def test_runs_are_asked_for_at_the_rate_tuned_from_the_policy_here(
@@ -428,7 +431,11 @@ def test_runs_are_asked_for_at_the_rate_tuned_from_the_policy_here(
     assert runs([*tuning, *own]) == [("easy", 1e-4, False), ("hard", 1e-4, False)]
     assert runs([*tuning, *own, stored("easy", "grpo", 0, [0.2], 1e-4)]) == [("hard", 1e-4, False)]
     asked.learning_rate = 0.5
-    assert runs(tuning) == [("easy", 0.5, False), ("hard", 0.5, False)]
+    assert runs([]) == [("easy", 0.5, False), ("hard", 0.5, False)]
+    with pytest.raises(BadInput, match=r"0.5: grpo on easy was tuned from other policies, to 0.0001, and"):
+        runs(tuning)
+    asked.learning_rate = 1e-4
+    assert runs(tuning) == [("easy", 1e-4, False), ("hard", 1e-4, False)]
 
 
 def test_a_method_is_held_against_another_at_equal_updates() -> None:

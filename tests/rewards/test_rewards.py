@@ -274,7 +274,14 @@ def test_a_reward_that_gives_no_record_for_each_trajectory_is_told_what_to_retur
             return [Score(1.0) for _ in trajectories[1:]]
 
     rows = [Trajectory(str(one), "p", "", "", [], [], [], [], "stop", "1", None, False) for one in range(3)]
-    with pytest.raises(BadInput, match=r"Numbers must return one .*Score\(outcome, steps\) for each .*, got 1.0"):
-        scores_of(rows, Numbers())
-    with pytest.raises(BadInput, match=r"OneShort must return one .*, got 2 for 3"):
-        scores_of(rows, OneShort())
+    for wrong, said in (
+        (Numbers(), r"Numbers must return a list of one .*Score\(outcome, steps\) for each .*, got 1.0"),
+        (OneShort(), r"OneShort must return a list of one .*, got 2 for 3"),
+        (lambda given: [None] * len(given), "got None"),
+        (lambda given: (Score(1.0) for _ in given), "got <generator"),
+        (lambda given: [Score(1.0)] * 6, "got 6 for 3"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            scores_of(rows, wrong)
+        with pytest.raises(BadInput, match=said):
+            scores_of(rows, ComposedReward({"own": wrong, "outcome": OutcomeReward()}, {"own": 1.0, "outcome": 1.0}))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from espalier.data.asked_texts import AskedText, Asks, WrittenText
-from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
@@ -24,6 +24,7 @@ from espalier.rl.types import Rollout, RolloutGroup
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.asking import Asking
+from espalier.values.monte_carlo import of_state
 from tests.rewards.test_rewards import CUT, RIGHT, WRONG
 
 SOLUTION = VerifierFormat("solution", "Is it right (Yes/No)?", "Check.")
@@ -223,9 +224,15 @@ def test_what_is_missing_is_the_mean_of_its_problems_others_or_a_half() -> None:
     assert filled_in([0.2, None, 0.6, None], ["a", "a", "a", "b"]) == pytest.approx([0.2, 0.4, 0.6, 0.5])
     # a group that agrees agrees still: dynamic sampling compares rewards exactly
     assert filled_in([0.1, 0.1, 0.1, None], ["a"] * 4) == [0.1] * 4
+
     # of completions of states a missing verdict is filled in from its own state's: others would draw values together
-    ids = ["1/p/0#2/0", "1/p/0#2/1", "1/p/0#3/0", "1/p/0#3/1", "1/p/0", "1/p/1"]
-    asked = [Trajectory(one, "p", "", "", [], [], [], [], "stop", "1", None, False) for one in ids]
+    def completed(step: int, name: str) -> Trajectory:
+        state = State(f"1/p/0#{step}", "p", "1/p/0", step, "", "", [], [], "1")
+        return of_state(state, Completion(f"{state.id}{name}", state.id, "p", "", [], "stop", None, False, None))
+
+    asked = [completed(2, "/0"), completed(2, "@1/0"), completed(3, "/0"), completed(3, "@1/0")]
+    # branches of a tree are named as completions are, and are rollouts of their problem
+    asked += [Trajectory(one, "p", "", "", [], [], [], [], "stop", "1", None, False) for one in ("1/p/0", "1/p/0#1/0")]
     votes = [Votes([value] if value is not None else [], 1, []) for value in (1.0, None, 0.0, None, 0.6, None)]
     reward = WrittenVerdictReward(cast(Any, None), cast(Any, None))
     assert [score.total for score in reward._scores(asked, votes)] == pytest.approx([1, 1, 0, 0, 0.6, 0.6])

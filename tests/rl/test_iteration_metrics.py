@@ -87,9 +87,9 @@ def test_accuracy_and_reward_are_given_by_subject() -> None:
     assert describe_subjects([group_of("a/b", [True], [])], {"a_b"}) == {"accuracy_of/a_b": 1.0}, "nobody scored it"
     assert describe_subjects(groups, ()) == {}
     # two spellings of one name are one subject, and a number is a name
-    groups = [group_of("a/b", [True], []), group_of("a b", [False], []), group_of(1, [True], [])]
+    groups = [group_of("a/b", [True], []), group_of("a b", [False], []), group_of(1, [True], []), group_of(0, [False], [])]
     named = subjects_of([group.problem for group in groups for _ in range(4)])
-    assert describe_subjects(groups, named) == {"accuracy_of/a_b": 0.5, "accuracy_of/1": 1.0}
+    assert describe_subjects(groups, named) == {"accuracy_of/a_b": 0.5, "accuracy_of/1": 1.0, "accuracy_of/0": 0.0}
 
 
 def test_completions_are_begun_beside_rollouts_and_count_with_them() -> None:

@@ -23,7 +23,7 @@ from espalier.rl.critic import Critic, check_returns, critic_values, describe_va
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.row_shares import micro_batches
 from espalier.rl.trainer_from_config import check_parts, check_vocabulary
-from espalier.rl.types import Experience
+from espalier.rl.types import Estimate, Experience
 from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
@@ -389,6 +389,19 @@ def test_with_a_short_lambda_it_is_what_really_came_that_is_compared_with_the_ra
     assert found.to_come is not None
     assert found.returns.max() < 0.51
     assert found.to_come.tolist() == [pytest.approx([1.2, 0.8, 0.4])]
+
+
+def test_a_likelihood_fits_no_targets_above_one(tiny_policy: Path) -> None:
+    """Of rewards that state no range: what comes lies within it, a target of it and a bootstrapped value above."""
+    mask, zeros = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
+    to_come = torch.tensor([[0.9, 0.9, 0.5]])
+    estimate = Estimate(zeros, torch.tensor([[1.03, 0.77, 0.5]]), to_come=to_come)
+    experience = Experience(mask.long(), mask.long(), mask, zeros, OldLogprobs(zeros, zeros))
+    critic = make_critic(tiny_policy, "probability", "policy")
+    critic.check(experience, estimate)
+    critic.config = replace(critic.config, loss="cross_entropy", clip_range=0.0)
+    with pytest.raises(BadInput, match="1 of 3 returns lie outside"):
+        critic.check(experience, estimate)
 
 
 def test_a_critic_on_a_reward_models_body_has_a_fresh_head(tiny_policy: Path, tmp_path: Path) -> None:
