@@ -87,7 +87,8 @@ def test_accuracy_and_reward_are_given_by_subject() -> None:
     assert describe_subjects([group_of("a/b", [True], [])], {"a_b"}) == {"accuracy_of/a_b": 1.0}, "nobody scored it"
     assert describe_subjects(groups, ()) == {}
     # two spellings of one name are one subject, and a number is a name
-    groups = [group_of("a/b", [True], []), group_of("a b", [False], []), group_of(1, [True], []), group_of(0, [False], [])]
+    of = (("a/b", True), ("a b", False), (1, True), (0, False))
+    groups = [group_of(subject, [right], []) for subject, right in of]
     named = subjects_of([group.problem for group in groups for _ in range(4)])
     assert describe_subjects(groups, named) == {"accuracy_of/a_b": 0.5, "accuracy_of/1": 1.0, "accuracy_of/0": 0.0}
 
