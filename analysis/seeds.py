@@ -69,8 +69,8 @@ class CompareSeeds:
         targets = {str(row["prm"].get("target", "values")): path
                    for path, row in zip(self.inputs(), summaries, strict=True)}  # fmt: skip
         if len(targets) > 1:
-            told = ", ".join(f"{path} by {target}" for target, path in sorted(targets.items()))
-            raise BadInput(f"the figures of the reward models are of different targets ({told}): compare runs of one, "
+            found = ", ".join(f"{path} by {target}" for target, path in sorted(targets.items()))
+            raise BadInput(f"the figures of the reward models are of different targets ({found}): compare runs of one, "
                            "or make prm/prm_calibration and pages/report anew with one stage.target")  # fmt: skip
         names = [Path(run).name for run in self.runs]
         head = ["| figure | " + " | ".join(names) + " | mean (lowest to highest) |", "|---" * (len(names) + 2) + "|"]

@@ -124,7 +124,8 @@ def score_steps(
     for row in rows:
         ids = [*row.prompt_ids, *row.response_ids]
         if not ids or (size is not None and not all(0 <= token < size for token in ids)):
-            raise BadInput(f"{row.name}: token ids from 0 to {size} are wanted, one at least, got {ids[:8]}")
+            known = "" if size is None else f" from 0 to {size - 1}"
+            raise BadInput(f"{row.name}: token ids{known} are wanted, one at least, got {ids[:8]}")
         length = len(ids)
         if positions is not None and length > positions:
             raise BadInput(f"{row.name} has {length} tokens and the model {positions} positions: leave it out")

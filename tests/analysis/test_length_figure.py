@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from espalier.analysis.charts import line_chart
 from espalier.analysis.length_figure import DrawLengths
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Demonstration, PreferencePair, Problem
@@ -79,3 +80,15 @@ def test_a_row_of_no_source_and_a_file_without_rows_are_refused(tiny_policy: Pat
     path.write_text("{not json\n")
     with pytest.raises(BadInput, match=r"mixed\.jsonl:1: "):
         drawn(path, tiny_policy)
+
+
+def test_sources_behind_the_fifth_have_the_colours_again_with_dashes(tiny_policy: Path, tmp_path: Path) -> None:
+    few, _ = drawn(mixed_pairs(tmp_path, *"abcde"), tiny_policy)
+    assert "stroke-dasharray=" not in few
+    (tmp_path / "many").mkdir()
+    many, _ = drawn(mixed_pairs(tmp_path / "many", *"abcdefg"), tiny_policy)
+    dashed = [part for part in many.split("<") if "stroke-dasharray=" in part]
+    assert {part.split('class="')[1].split('"')[0] for part in dashed} == {"line c0", "line c1"}
+    chart = line_chart([(series, str(series), [(0.0, 1.0), (1.0, 2.0)]) for series in range(7)], "x", "y")
+    assert chart.count("stroke-dasharray=") == 2
+    assert chart.count("fill-opacity=") == 4, "two marks of two lines"

@@ -24,6 +24,7 @@ from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.rloo import RLOO, leave_one_out
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.credit.monte_carlo_credit import mean_rewards
 from espalier.rl.credit.process_credit import lowest_to_come, process_advantages
 from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
 from espalier.rl.credit.token_maps import rewards_to_go, spread_steps
@@ -33,6 +34,7 @@ from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.types import Experience, Rollout, RolloutGroup, are_alike
 from espalier.sampling.client import SamplingParams
+from espalier.values.monte_carlo import state_key
 
 PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, return_logprobs=True)
 NO_SAMPLER: Any = SimpleNamespace(asker="")
@@ -209,6 +211,14 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     assert len(set(ways)) == 2
     assert leave_one_out(ways) == group_advantages(ways, True) == [0.0, 0.0, 0.0]
     assert are_alike(ways)
+    # of tokens they are float32, whose sum would be off by 2e-6 here
+    steps = [-0.6, -0.8, -0.6, 1.0, 0.2, -0.7, -0.6, -0.8, 12.9]
+    group = make_group([("aaaaaaaa", True), ("aaaaaaaa", False)])
+    experience = make_experience([group])
+    experience = replace(experience, rewards=torch.zeros(experience.response_mask.shape))
+    assert experience.rewards is not None
+    experience.rewards[experience.response_mask] = torch.tensor([*steps, *[0.0] * 8, 10.0])
+    assert not RLOO()([group], experience, NO_SAMPLER).advantages.any()
     assert not are_alike([0.0, 1e-5])
     assert are_alike([])
 
@@ -679,3 +689,23 @@ def test_process_rewards_of_other_steps_are_an_error() -> None:
     group = replace(make_group([("ab", True)]), scores=[Score(1.0, [0.25])])
     with pytest.raises(ValueError, match="1 process rewards for 2 steps"):
         make_experience([group])
+
+
+def test_completions_are_scored_with_the_state_that_they_are_of() -> None:
+    """Rewards that fill in what is missing go by it (`rewards.written_verdicts`)."""
+    states = {
+        state_key("p", [step]): State(f"p/0#{step}", "p", "p/0", step, "", "", [1], [step], "1") for step in (1, 2)
+    }
+    completions = {
+        state.id: [Completion(f"{state.id}@1/0", state.id, "p", "", [2], "stop", "1", True, None)]
+        for state in states.values()
+    }
+    seen: list[Any] = []
+
+    def score(rows: Iterable[Trajectory]) -> list[Score]:
+        seen.extend(rows)
+        return [Score(float(len(seen))) for _ in seen]
+
+    context: Any = SimpleNamespace(score=score)
+    assert [*mean_rewards(states, completions, context)] == [*states]
+    assert [row.state_id for row in seen] == ["p/0#1", "p/0#2"]

@@ -15,7 +15,7 @@ from espalier.runtime import tracking
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.run_dir import code_commit
 from espalier.runtime.schemas import TrackingConfig, TrainConfig
-from espalier.runtime.tracking import Metrics, Progress, check_tracking, clock_time, peak_memory
+from espalier.runtime.tracking import Metrics, Progress, as_written, check_tracking, clock_time, peak_memory
 
 ROWS: list[tuple[int, dict[str, float]]] = [
     (1, {"train/loss": 2.5, "train/learning_rate": 1e-3}),
@@ -63,6 +63,13 @@ def test_small_numbers_keep_their_digits_and_whole_ones_all(tmp_path: Path) -> N
         "train/learning_rate": 3.33333333e-9, "update/kl_old": 4.12345679e-9, "tokens": 123456789012.0,
         "x": 0.333333333,
     }  # fmt: skip
+
+
+def test_a_number_that_is_read_again_is_the_one_that_was_kept() -> None:
+    """Patience compares what evaluations found before a resume with what they find after it."""
+    for value in (1 / 3, 2e-9 / 3, 123456.78901234, 0.5, 7.0):
+        assert json.loads(json.dumps(as_written(value))) == as_written(value) == as_written(as_written(value))
+    assert as_written(1 / 3) != 1 / 3
 
 
 def test_a_resumed_run_drops_what_it_does_again(tmp_path: Path) -> None:
