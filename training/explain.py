@@ -50,6 +50,7 @@ from espalier.training.memory_of_run import (
 )
 from espalier.training.memory_plan import Setup, Work, work_of
 from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
+from espalier.training.step_in_backward import check_step_in_backward
 
 log = logging.getLogger("stage")
 _WARNED_STEPS = 20
@@ -105,6 +106,7 @@ class Explain:
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an experiment: leave input empty")
         config = self.config
+        check_step_in_backward(config, self.num_ranks)
         tokenizer = load_tokenizer(config.model["path"])
         limits = model_limits(config.model["path"], tokenizer)
         check_tokenizer(tokenizer, limits)

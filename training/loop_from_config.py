@@ -44,6 +44,7 @@ from espalier.training.guards import (
     check_targets,
 )
 from espalier.training.loop import Loop
+from espalier.training.step_in_backward import StepInBackwardEngine, check_step_in_backward
 from espalier.training.trained_on import check_benchmarks, write_trained_on
 
 log = logging.getLogger("train")
@@ -101,10 +102,14 @@ def show_examples(examples: Iterable[Any], tokenizer: Any) -> None:
 def make_engine(config: TrainConfig, model: Any) -> Engine:
     """Make a DeepSpeed engine where the config has its JSON, else one of plain torch.
 
-    Raises BadSettings where its adapters cannot go with ZeRO-3 (quantised ones) or with tensor parallelism.
+    Raises BadSettings where its adapters cannot go with ZeRO-3 (quantised ones) or with tensor parallelism, and
+    BadInput where steps in the backward pass cannot be had (`check_step_in_backward`).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build(config.optimizer, params=trained, lr=config.update.learning_rate)
+    check_step_in_backward(config, world_size())
+    if config.update.step_in_backward:
+        return StepInBackwardEngine(model, optimizer, device())
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.update.max_grad_norm)
     if config.lora and config.lora.get("bits") and config.deepspeed.get("zero_optimization", {}).get("stage") == 3:

@@ -155,6 +155,7 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         recomputes=recomputes(config.model.get("gradient_checkpointing")),
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
+        steps_in_backward=config.update.step_in_backward,
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
     )
 
@@ -197,6 +198,8 @@ def changes(setup: Setup, batch: MicroBatch) -> Iterator[Change]:
     for kind in further:
         setting = "true" if kind == "full" else kind
         yield Change(f"model.gradient_checkpointing={setting}", replace(setup, recomputes=kind))
+    if setup.steps_in_backward:  # of one pass, of one process
+        return
     work, size = setup.work, batch.size // 2
     while size >= max(1, batch.least):
         share = min(1.0, size / (min(batch.size, work.tokens) if batch.is_tokens else batch.size))

@@ -104,7 +104,8 @@ class Setup:
     engine (`merged_numbers`); `buffers`: bytes that a delivery holds; `averaged`: parameters of a moving average on
     rank 0's CPU. `max_scores`: tokens x vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether
     bfloat16 would be a remedy. `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`).
-    `attention`: the kernel of packed rows, to be shown."""
+    `attention`: the kernel of packed rows, to be shown. `steps_in_backward`: whether a gradient is dropped before there
+    is the next (`training.step_in_backward`)."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -132,6 +133,7 @@ class Setup:
     delivered: int = 0
     buffers: int = 0
     averaged: int = 0
+    steps_in_backward: bool = False
 
     @property
     def share(self) -> int:
@@ -313,8 +315,11 @@ def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
 def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
     that of the embedding once more on its way to those of earlier passes; where they are cut, flat copies of a part,
-    with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered."""
+    with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where weights are updated
+    in the backward pass: the largest gradient."""
     shape = network.shape
+    if setup.steps_in_backward:
+        return {"gradients": 4 * min(network.trained, largest_weight(shape))}
     added = 4 * shape.vocabulary * shape.hidden if network.is_whole and setup.work.passes > 1 else 0
     if not setup.has_deepspeed or setup.stage == 0:
         return {"gradients": 4 * network.trained + added}

@@ -42,6 +42,10 @@ from espalier.training.memory_plan import Setup, memory_plan
 WARM, PROCESS, TENSORS = range(3)
 
 
+# A step is one pass, and its only one.
+IN_BACKWARD = ("update.step_in_backward=true", "update.max_grad_norm=0", "update.micro_batch_size=${update.batch_size}")
+
+
 @dataclass(frozen=True)
 class Case:
     """`settings` on top of those that all runs of a kind have; `kind`: an objective of training_gpu, or rl."""
@@ -57,6 +61,7 @@ CASES = (
     Case("SFT, bf16", "sft", settings=("precision=bf16",)),
     Case("SFT, gradient checkpointing", "sft", settings=("model.gradient_checkpointing=true",)),
     Case("SFT, selective checkpointing", "sft", settings=("model.gradient_checkpointing=selective",)),
+    Case("SFT, steps in the backward pass", "sft", settings=IN_BACKWARD),
     Case("SFT, LoRA", "sft", settings=("lora=lora",)),
     Case("SFT, ZeRO-2, 2 ranks", "sft", 2, ("deepspeed=zero2",)),
     Case("SFT, ZeRO-3, 4 ranks", "sft", 4, ("deepspeed=zero3",)),
@@ -64,6 +69,7 @@ CASES = (
     Case("DPO", "dpo"),
     Case("DPO, bf16, a reference beside it", "dpo", settings=("precision=bf16", "reference_logprobs=online")),
     Case("PRM", "prm"),
+    Case("PRM, steps in the backward pass", "prm", settings=IN_BACKWARD),
     Case("GRPO", "rl", settings=("kl.coefficient=0.05",)),
     Case("GRPO, bf16", "rl", settings=("kl.coefficient=0.05", "precision=bf16")),
     Case("PPO with a critic", "rl", settings=("critic=scratch", "advantage=gae", "kl.coefficient=0.05")),

@@ -2,8 +2,8 @@
 of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses; and an iteration of GRPO
 (`benchmarks.sizes.peer_iterations`).
 
-    bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo] [--rounds 3] [--steps 3] [--batch 8] [--threads 2]
-        [--precision fp32]
+    bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo sft_in_backward dpo_in_backward prm_in_backward]
+        [--rounds 3] [--steps 3] [--batch 8] [--threads 2] [--precision fp32]
 
 The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
 gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
@@ -42,27 +42,38 @@ from benchmarks.training.settings import read_settings
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh sizes peers"
-METHODS = ("sft", "dpo", "prm", "grpo")
+# The same trainings with `update.step_in_backward`, which keeps less and cannot clip: no side clips then.
+IN_BACKWARD = "_in_backward"
+METHODS = ("sft", "dpo", "prm", "grpo", *(f"{kind}{IN_BACKWARD}" for kind in ("sft", "dpo", "prm")))
 SPEED_GOALS = {"default": 1.5, "best": 1.0}
 ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
 # Of ours: SFT, whose scores of the vocabulary take the most, in passes of about so many tokens; of the others a step is
 # one pass that computes again what is cheap.
 ONE_PASS = ("update.micro_batch_tokens=1024", "model.gradient_checkpointing=selective")
-OWN = {"sft": ("update.micro_batch_tokens=256",), "dpo": ONE_PASS, "prm": ONE_PASS}
+LEAST = ("update.step_in_backward=true", "update.max_grad_norm=0", "update.micro_batch_size=${update.batch_size}",
+         "model.gradient_checkpointing=true")  # fmt: skip
+OWN = {"sft": ("update.micro_batch_tokens=256",), "dpo": ONE_PASS, "prm": ONE_PASS,
+       **{method: LEAST for method in METHODS if method.endswith(IN_BACKWARD)}}  # fmt: skip
 # Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. DPO has no padding-free
 # batches at the moment (1.16 falls back to padding), process rewards never had.
 BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
 
 
+def kind_of(method: str) -> str:
+    """Return what a method trains: sft, dpo, prm or grpo."""
+    return method.removesuffix(IN_BACKWARD)
+
+
 def command(method: str, side: str, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], str]:
     """Return how a side is started, and its PYTHONPATH."""
+    kind = kind_of(method)
     if side == "product":
-        return [sys.executable, "-m", "benchmarks.training.product", str(folder), method, *OWN[method]], str(ROOT)
-    whole_step = {"micro": read_settings(folder, method).batch_size}
-    options = json.dumps(BEST[method] | whole_step if side == "best" else {})
-    peer = [arguments.trl_python, "-m", "benchmarks.training.peer", str(folder), method, side, "--options", options]
-    return peer, os.pathsep.join([arguments.prm_trl, str(ROOT)] if method == "prm" else [str(ROOT)])
+        return [sys.executable, "-m", "benchmarks.training.product", str(folder), kind, *OWN[method]], str(ROOT)
+    best = BEST[kind] | {"micro": read_settings(folder, kind).batch_size}
+    options = json.dumps((best if side == "best" else {}) | ({} if kind == method else {"max_grad_norm": 0.0}))
+    peer = [arguments.trl_python, "-m", "benchmarks.training.peer", str(folder), kind, side, "--options", options]
+    return peer, os.pathsep.join([arguments.prm_trl, str(ROOT)] if kind == "prm" else [str(ROOT)])
 
 
 def run_side(words: Sequence[str], path: str, threads: int, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def figures_of(
     how = f"{HOW} --methods {method}" + (f" --precision {precision}" if precision != "fp32" else "")
     for other, goal in SPEED_GOALS.items():
         goal = ITERATION_GOAL if method == "grpo" else goal
-        is_prepared = not (method == "dpo" and other == "default")
+        is_prepared = not (kind_of(method) == "dpo" and other == "default")
         ratios = [seconds_per_step(row[other], threads) / seconds_per_step(row["product"], threads, is_prepared)
                   for row in rounds]  # fmt: skip
         found[f"half_billion_{name}_vs_trl_{other}"] = figure(ratios, goal=goal, how=how)
@@ -209,7 +220,7 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
         parts[name] = {"made": made, "plan": asdict(plan), "rounds": rounds,
                        "figures": figures_of(method, rounds, plan.threads, plan.precision)}  # fmt: skip
         if method != "grpo":
-            parts[name]["tokens_per_example"] = fmean(tokens_of(row) for row in read_ids(folder, method))
+            parts[name]["tokens_per_example"] = fmean(tokens_of(row) for row in read_ids(folder, kind_of(method)))
     names = [name_of(method, precision) for method in METHODS for precision in LARGEST_GAP]
     found = section({name: parts[name] for name in names if name in parts})
     if arguments.quick:

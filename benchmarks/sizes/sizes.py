@@ -1,5 +1,5 @@
 """Runs whose size is planned, in three sections: the memory that `explain` plans, beside what tensors took at most, in
-fourteen runs of a Llama of 42M random parameters; checkpoints of four ranks that go on on fewer
+sixteen runs of a Llama of 42M random parameters; checkpoints of four ranks that go on on fewer
 (`benchmarks.sizes.resume`); and a network of half a billion parameters beside TRL (`benchmarks.sizes.peers`).
 
     bash scripts/bench.sh sizes [memory [CASE ...]] [resume] [peers]

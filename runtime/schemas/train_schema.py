@@ -33,6 +33,9 @@ class TrainUpdateConfig:
     """after the warm-up: constant, linear or cosine, the last two down to 0"""
     max_grad_norm: float = 1.0
     """the gradient of a step is scaled down to this norm; 0 does not clip"""
+    step_in_backward: bool = False
+    """each weight is updated as soon as its gradient is there, which is then dropped: 4 bytes per parameter less; one
+    process, one pass a step, nothing is clipped"""
     on_nonfinite: str = "stop"
     """a loss or gradient that is not finite ends the run (stop), or its step is left out (skip)"""
     max_skipped: int = 10
