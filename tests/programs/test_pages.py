@@ -136,6 +136,38 @@ def test_figures_in_prose_are_those_of_the_results() -> None:
         assert [part for part in parts if part not in text] == []
 
 
+SHOWN_CREDIT = {
+    "grpo": "GRPO, the mean itself", "rloo": "RLOO", "reinforce_plus_plus": "REINFORCE++", "ppo": "PPO",
+    "vineppo_k3": "VinePPO (K = 3, 8 problems)", "spo": "SPO (8 problems)",
+    "spo_1": "SPO, a segment behind every improbable token", "grpo_8": "GRPO of 8 problems",
+    "ppo_8": "PPO of 8 problems", "lambda_grpo": "`lambda_grpo`", "shared_prefixes": "`shared_prefixes`",
+    "tree": "`tree`", "gold_likelihood": "`gold_likelihood`", "first_error": "`first_error`, its model paid for",
+    "first_error (reward model given)": "`first_error`, its model given", "prime": "PRIME",
+}  # fmt: skip
+
+
+def credit_table() -> list[str]:
+    """The table of docs/credit.md, of the stored results."""
+    stored = json.loads((ROOT / "benchmarks" / "results" / "credit.json").read_text())["tables"][0]
+    heads = {head.split(" ")[0]: re.findall(r"\(([\d.]+ %)", head) for head in stored["columns"][2:]}
+    rows = {row[0]: dict(zip(heads, row[2:], strict=True)) for row in stored["rows"]}
+    cells = ["word_arithmetic", "rule_logic", *(name for name in heads if name.startswith("long_"))]
+    lines = ["", *(f"`{name}`, {heads[name][0]}" for name in cells)], ["---"] * (len(cells) + 1)
+    found = ["| " + " | ".join(lines[0]) + " |", "|" + "|".join(lines[1]) + "|"]
+    for method, shown in SHOWN_CREDIT.items():
+        values = [str(rows[method].get(name, "")).replace(" (grpo_8)", "") for name in cells]
+        found.append(f"| {' | '.join([shown, *values])} |")
+    return [line.replace("|  | `", "| | `") for line in found]
+
+
+def test_the_table_of_credit_is_that_of_the_results() -> None:
+    page = (DOCS / "credit.md").read_text().splitlines()
+    wanted = credit_table()
+    start = next(number for number, line in enumerate(page) if line.startswith("| | `word_arithmetic`"))
+    assert page[start : start + len(wanted)] == wanted
+    assert not page[start + len(wanted)]
+
+
 def is_settings(span: str) -> bool:
     """Whether a span is `key=value key=value`, to be added to a command."""
     return all(re.match(r"[a-z_.]+=", word) for word in span.split())
