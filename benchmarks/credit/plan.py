@@ -184,6 +184,21 @@ def recorded_settings(plan: Plan, run: Run) -> list[str]:
     return [*settings_of(plan, run), *(f"process_rewards.{setting}" for setting in made)]
 
 
+LOOKS = "evaluation.every="
+BUDGETS = ("stop_after_tokens=", "stop_after_seconds=")
+
+
+def agree(stored: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Say whether a run with these settings stands for one as the plan has it: one that went on for longer does, and
+    how often accuracy was looked at changes nothing in it."""
+    rows = [[row for row in settings if not row.startswith((LOOKS, *BUDGETS))] for settings in (stored, wanted)]
+    spent, asked = (
+        [float(row.removeprefix(name)) for name in BUDGETS for row in settings if row.startswith(name)]
+        for settings in (stored, wanted)
+    )
+    return rows[0] == rows[1] and len(spent) == len(asked) and all(map(float.__ge__, spent, asked))
+
+
 def benchmark_runs(
     cells: Sequence[Cell], methods: Sequence[Method], seeds: Sequence[int], rates: Mapping[tuple[str, str], float]
 ) -> list[Run]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.credit.curves import Point, points_of
-from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, recorded_settings, settings_of
+from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, agree, recorded_settings, settings_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
@@ -217,7 +217,7 @@ def read_records(plan: Plan, results: Path) -> tuple[list[Record], list[str]]:
             stale.append(f"{path.relative_to(results)}: the plan has no such cell or method")
             continue
         run = Run(plan.cells[row.cell], plan.methods[row.method], row.seed, row.learning_rate, row.is_tuning)
-        if row.settings != recorded_settings(plan, run):
+        if not agree(row.settings, recorded_settings(plan, run)):
             stale.append(f"{path.relative_to(results)}: was run with other settings than the plan's")
         else:
             kept.append(row)

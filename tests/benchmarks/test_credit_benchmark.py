@@ -29,6 +29,7 @@ from benchmarks.credit.plan import (
     Plan,
     Policy,
     Run,
+    agree,
     benchmark_runs,
     read_plan,
     recorded_settings,
@@ -589,3 +590,16 @@ def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_t
     )
     (tmp_path / "seconds.jsonl").write_text("".join(json.dumps({"stage": s, "seconds": 2}) + "\n" for s in stages))
     assert cost_of_process_rewards(tmp_path) == (6.0, 12.0)
+
+
+def test_a_run_that_went_on_for_longer_or_was_looked_at_more_often_stands_for_one_of_the_plan() -> None:
+    wanted = ["-cn", "c", "evaluation.every=6", "seed=1", "stop_after_tokens=500", "stop_after_seconds=0"]
+    longer = ["-cn", "c", "evaluation.every=2", "seed=1", "stop_after_tokens=1500", "stop_after_seconds=60"]
+    assert agree(longer, wanted)
+    assert not agree(wanted, longer)
+    assert not agree([*longer, "reward=x"], wanted)
+    assert not agree([row.replace("seed=1", "seed=2") for row in longer], wanted)
+    updates = ["-cn", "c", "num_iterations=40"]
+    assert agree(updates, updates)
+    assert not agree(["-cn", "c", "num_iterations=80"], updates)
+    assert not agree(updates, [*updates, "stop_after_tokens=5"])
