@@ -34,7 +34,8 @@ def main(config: RLConfig) -> None:
 
     from espalier.models.load import check_model_folder, load_tokenizer
     from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
-    from espalier.rl.trainer_from_config import make_client, make_trainer, serving
+    from espalier.rl.engines_from_config import make_client, serving
+    from espalier.rl.trainer_from_config import make_trainer
     from espalier.runtime.distributed import barrier, process_group
     from espalier.sampling.api_keys import check_keys, require_keys
     from espalier.training.run_precision import settle_precision

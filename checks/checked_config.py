@@ -53,9 +53,9 @@ from espalier.models.load import (
 from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import check_same_tokenizer, check_tokenizer, model_limits, stop_token_faults
 from espalier.rl.combinations import check_combinations, reads_start
+from espalier.rl.engines_from_config import make_client
 from espalier.rl.losses import VALUE_RANGES
 from espalier.rl.memory_of_run import read_networks
-from espalier.rl.trainer_from_config import make_client
 from espalier.runtime.entrypoint import build, find_component
 from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig

@@ -19,7 +19,8 @@ import torch
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.data.examples.stored_examples import StoredExamples
 from espalier.models.load import check_model_folder
-from espalier.rl.trainer_from_config import make_client, make_trainer, serving
+from espalier.rl.engines_from_config import make_client, serving
+from espalier.rl.trainer_from_config import make_trainer
 from espalier.rl.update import most_rollouts
 from espalier.runtime.distributed import process_group
 from espalier.runtime.entrypoint import build

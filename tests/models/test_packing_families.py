@@ -25,7 +25,7 @@ from espalier.models.logprobs import response_logprobs, target_scores
 from espalier.models.packing_check import PackingCheck, check_packing, choose_layout, packing_of
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.process import row_logits, score_trajectories
-from espalier.rl.trainer_from_config import check_window
+from espalier.rl.engines_from_config import check_window
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.loop_from_config import make_layout

@@ -16,9 +16,9 @@ from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.models.load import load_policy
 from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.engines_from_config import check_client, engines_of
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, UNUSED, VERSION, WEIGHTS
-from espalier.rl.trainer_from_config import check_client, engines_of
 from espalier.runtime.entrypoint import BadConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.server import VLLMServer

@@ -13,11 +13,11 @@ from espalier.data.prompt_window import fit_window
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rl.engines_from_config import window_of
 from espalier.rl.problems import warn_of_seen
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import Refusal, check_refused
 from espalier.rl.trainer import Trainer
-from espalier.rl.trainer_from_config import window_of
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines

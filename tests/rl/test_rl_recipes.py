@@ -20,8 +20,9 @@ from espalier.models.load import load_tokenizer
 from espalier.models.precision import has_fast_bf16
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.engines_from_config import make_client
 from espalier.rl.kl import check_kl
-from espalier.rl.trainer_from_config import make_client, make_trainer
+from espalier.rl.trainer_from_config import make_trainer
 from espalier.runtime.entrypoint import register_schemas
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.ray_engines import RayEngines

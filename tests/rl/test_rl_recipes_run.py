@@ -24,7 +24,8 @@ from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.models.tiny import build_tiny
 from espalier.rewards.asked_writer import AskedWriter
-from espalier.rl.trainer_from_config import make_client, make_trainer, serving
+from espalier.rl.engines_from_config import make_client, serving
+from espalier.rl.trainer_from_config import make_trainer
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.run_dir import open_run_dir
 from espalier.runtime.schemas import RLConfig

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.rl.engines_from_config import make_client
 from espalier.rl.shared_gpus import engine_gpus, warn_of_shared_gpus
-from espalier.rl.trainer_from_config import make_client
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.data_parallel_engines import DataParallelEngines

@@ -20,10 +20,10 @@ from espalier.rl.advantages.spo import SPO
 from espalier.rl.combinations import check_combinations
 from espalier.rl.combinations import check_sleep as check_sleep_settings
 from espalier.rl.delivery.weight_update_engine import OwnEngine
+from espalier.rl.engines_from_config import check_sleep, engines_of, make_client
 from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.trainer import Trainer
-from espalier.rl.trainer_from_config import check_sleep, engines_of, make_client
 from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import EngineAsleep, SamplingParams, ServerGone

@@ -23,6 +23,7 @@ from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_staleness
 from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.engines_from_config import engines_of
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.ledger import Ledger, LedgerOpen, read_waiting
@@ -31,7 +32,6 @@ from espalier.rl.probes.checks import VERSION, ProbeFailed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_source import SampledGroups
 from espalier.rl.trainer import Trainer
-from espalier.rl.trainer_from_config import engines_of
 from espalier.rl.types import Rollout, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.entrypoint import BadConfig

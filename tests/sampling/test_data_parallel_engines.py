@@ -24,7 +24,7 @@ from espalier.data.timeline import DRAWING, read_timeline
 from espalier.rl.delivery.receipts import StaleWeights
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine
-from espalier.rl.trainer_from_config import check_client, engines_of
+from espalier.rl.engines_from_config import check_client, engines_of
 from espalier.runtime.config_errors import describe_config_error
 from espalier.runtime.entrypoint import BadConfig, build, compose_config
 from espalier.runtime.schemas import RLConfig, SampleConfig

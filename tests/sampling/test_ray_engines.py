@@ -21,7 +21,7 @@ import torch
 
 from espalier.data.steps import TokenRow
 from espalier.rl.delivery.weight_sync import WeightSync
-from espalier.rl.trainer_from_config import engines_of
+from espalier.rl.engines_from_config import engines_of
 from espalier.runtime import ray_cluster
 from espalier.runtime.ranks import AGAIN_WITH_LESS, STARTED_AGAIN
 from espalier.runtime.ray_cluster import (
