@@ -314,13 +314,14 @@ def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
 
 def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
-    that of the embedding once more on its way to those of earlier passes; where they are cut, flat copies of a part,
-    with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where weights are updated
-    in the backward pass: the largest gradient."""
+    that of the embedding once more on its way to those of earlier passes, or to its own as a head; where they are cut,
+    flat copies of a part, with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where
+    weights are updated in the backward pass: the largest gradient."""
     shape = network.shape
     if setup.steps_in_backward:
         return {"gradients": 4 * min(network.trained, largest_weight(shape))}
-    added = 4 * shape.vocabulary * shape.hidden if network.is_whole and setup.work.passes > 1 else 0
+    is_added_to = setup.work.passes > 1 or shape.looked_up == 0
+    added = 4 * shape.vocabulary * shape.hidden if network.is_whole and is_added_to else 0
     if not setup.has_deepspeed or setup.stage == 0:
         return {"gradients": 4 * network.trained + added}
     cut = 0 if setup.offloads_optimizer else -(-4 * network.trained // setup.share)

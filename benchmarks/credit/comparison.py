@@ -56,6 +56,17 @@ class Row:
     num_reached: int
 
 
+def within_plan(cell: Cell, row: Record) -> list[Point]:
+    """Return the points of a run up to where the plan would have ended it: the first behind all that the cell gives."""
+    if cell.updates:
+        return row.points
+    ends = [
+        number for number, point in enumerate(row.points)
+        if point.tokens - row.tokens_before >= cell.tokens and point.seconds - row.seconds_before >= cell.seconds
+    ]  # fmt: skip
+    return row.points[: ends[0] + 1] if ends else row.points
+
+
 def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:
     """Return the curves of every method with `shown_runs`, in the plan's order. A method with a reward model comes a
     second time without its cost."""
@@ -70,10 +81,10 @@ def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]
         tuning = (f" (of {cell.rates_of})" if cell.rates_of else own) if tuned else NONE
         baseline = method.baseline or plan.baseline
         curves = Curves(method.name, method.family, rates, tuning,
-                        {row.seed: row.points for row in rows}, baseline)  # fmt: skip
+                        {row.seed: within_plan(cell, row) for row in rows}, baseline)  # fmt: skip
         found.append(curves)
         if any(row.tokens_before > 0 for row in rows):
-            free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
+            free = {row.seed: given(within_plan(cell, row), row.tokens_before, row.seconds_before) for row in rows}
             found.append(replace(curves, method=method.name + GIVEN, seeds=free))
     return found
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class Cell:
     """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least, or, in
     place of both and of `tuning_tokens`, `updates` are what every run has, tuning ones too. `process_rewards` are
     settings of scripts/process_rewards.sh. `rates_of`: the cell whose tuned learning rates hold here, "" for its own.
-    `methods`: those that it is for, () for all."""
+    `methods`: those that it is for, () for all. `every`: updates from one look at accuracy to the next of methods whose
+    updates are dear or cheap here."""
 
     name: str
     task: tuple[str, ...]
@@ -65,6 +66,7 @@ class Cell:
     rates_of: str = ""
     updates: int = 0
     methods: tuple[str, ...] = ()
+    every: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tuning_budget(self) -> tuple[str, float]:
@@ -142,6 +144,7 @@ def read_plan(path: Path) -> Plan:
     others += [(f"methods.{row.name}.against", row.against) for row in methods.values() if row.against]
     others += [(f"methods.{row.name}.baseline", row.baseline) for row in methods.values() if row.baseline]
     others += [(f"cells.{cell.name}.methods", name) for cell in cells.values() for name in cell.methods]
+    others += [(f"cells.{cell.name}.every", name) for cell in cells.values() for name in cell.every]
     for place, name in others:
         if name not in methods:
             raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")
@@ -170,8 +173,9 @@ def settings_of(plan: Plan, run: Run) -> list[str]:
     budget = [f"stop_after_tokens={run.tokens}", f"stop_after_seconds={run.seconds:g}"]
     if run.cell.updates:
         budget = [f"num_iterations={run.cell.updates}"]
+    every = [f"evaluation.every={run.cell.every[run.method.name]}"] if run.method.name in run.cell.every else []
     return [
-        *("-cn", run.method.config, *plan.settings, *run.cell.task, *run.cell.settings, *run.method.settings),
+        *("-cn", run.method.config, *plan.settings, *run.cell.task, *run.cell.settings, *run.method.settings, *every),
         *(f"seed={run.seed}", f"update.learning_rate={run.learning_rate:g}"),
         *budget,
     ]
@@ -184,19 +188,26 @@ def recorded_settings(plan: Plan, run: Run) -> list[str]:
     return [*settings_of(plan, run), *(f"process_rewards.{setting}" for setting in made)]
 
 
-LOOKS = "evaluation.every="
-BUDGETS = ("stop_after_tokens=", "stop_after_seconds=")
+EVERY, TOKENS, SECONDS, STALENESS = (
+    "evaluation.every=", "stop_after_tokens=", "stop_after_seconds=", "rollout.max_staleness="
+)  # fmt: skip
 
 
 def agree(stored: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Say whether a run with these settings stands for one as the plan has it: one that went on for longer does, and
-    how often accuracy was looked at changes nothing in it."""
-    rows = [[row for row in settings if not row.startswith((LOOKS, *BUDGETS))] for settings in (stored, wanted)]
-    spent, asked = (
-        [float(row.removeprefix(name)) for name in BUDGETS for row in settings if row.startswith(name)]
+    """Say whether a run with these settings stands for one as the plan has it. One that went on for longer does, and
+    one whose accuracy was looked at more often, which changes nothing in it; unless it draws ahead, where a version
+    that is looked at is not drawn ahead of."""
+    own, planned = (
+        {name: [float(row.removeprefix(name)) for row in settings if row.startswith(name)]
+         for name in (EVERY, TOKENS, SECONDS, STALENESS)}
         for settings in (stored, wanted)
-    )
-    return rows[0] == rows[1] and len(spent) == len(asked) and all(map(float.__ge__, spent, asked))
+    )  # fmt: skip
+    may_differ = (EVERY, TOKENS, SECONDS) if not any(planned[STALENESS]) else (TOKENS, SECONDS)
+    rest = [[row for row in settings if not row.startswith(may_differ)] for settings in (stored, wanted)]
+    if rest[0] != rest[1] or any(bool(own[name]) != bool(planned[name]) for name in may_differ):
+        return False
+    is_long = all(own[name][-1] >= planned[name][-1] for name in (TOKENS, SECONDS) if planned[name])
+    return is_long and (not planned[EVERY] or 0 < own[EVERY][-1] <= planned[EVERY][-1])
 
 
 def benchmark_runs(

@@ -17,6 +17,7 @@ from benchmarks.credit.comparison import (
     common_cost,
     compare,
     curves_of,
+    within_plan,
 )
 from benchmarks.credit.credit import asked_runs, missing
 from benchmarks.credit.curves import Point, TargetCost, accuracy_at, cost_of, mean_accuracy, points_of, target_cost
@@ -599,7 +600,23 @@ def test_a_run_that_went_on_for_longer_or_was_looked_at_more_often_stands_for_on
     assert not agree(wanted, longer)
     assert not agree([*longer, "reward=x"], wanted)
     assert not agree([row.replace("seed=1", "seed=2") for row in longer], wanted)
+    for every in (7, 0):
+        assert not agree([row.replace("every=2", f"every={every}") for row in longer], wanted)
+    assert agree(["-cn", "c", "evaluation.every=6", *wanted[3:], "evaluation.every=2"], wanted)
+    ahead = "rollout.max_staleness=4"
+    assert agree([*wanted, ahead], [*wanted, ahead])
+    assert not agree([*longer, ahead], [*wanted, ahead])
     updates = ["-cn", "c", "num_iterations=40"]
     assert agree(updates, updates)
     assert not agree(["-cn", "c", "num_iterations=80"], updates)
     assert not agree(updates, [*updates, "stop_after_tokens=5"])
+
+
+def test_of_a_longer_run_what_the_plan_would_not_have_made_is_not_read() -> None:
+    cell = Cell("easy", (), "p", (), tokens=500, seconds=10.0, tuning_tokens=100)
+    points = [Point(updates, 100.0 * updates + 50, 2.0 * updates, 0.1) for updates in range(12)]
+    row = Record("easy", "grpo", 0, 0.1, False, [], "p", points, 50.0, 0.0, 0.0, "", "", "")
+    assert within_plan(cell, row)[-1] == points[5]  # 500 tokens of its own, 10 seconds
+    assert within_plan(replace(cell, seconds=15.0), row)[-1] == points[8]
+    assert within_plan(replace(cell, tokens=5000), row) == points
+    assert within_plan(replace(cell, tokens=0, updates=3), row) == points

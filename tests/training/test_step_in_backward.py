@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from espalier.data.records import BadInput
+from espalier.training import step_in_backward
 from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
 from espalier.training.memory_of_run import MicroBatch, changes, train_setup
@@ -53,6 +55,47 @@ def test_weights_and_moments_are_those_of_plain_torch_bit_for_bit(kind: str, tin
     for mine, its in zip(metric_rows(tmp_path / "one"), metric_rows(tmp_path / "other"), strict=True):
         assert mine.pop("train/grad_norm") == pytest.approx(its.pop("train/grad_norm"), rel=1e-5)
         assert mine == its
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_lookups_of_a_network_with_and_without_a_head_of_its_own(
+    is_tied: bool, padding: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_in_backward, "LARGE", 100)  # room is made on the way
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 2, "vocab_size": 40, "tie_word_embeddings": is_tied, "pad_token_id": padding}
+    config = Qwen2Config(**shape, **more)
+    ids = torch.tensor([[3, 5, 5, 9, 3, 5, 11, 39, 5, 3, 7, 9]])
+    found: list[dict[str, torch.Tensor]] = []
+    for kind in (StepInBackwardEngine, TorchEngine):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(config)
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == is_tied
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1, fused=True)
+        engine = kind(model, optimizer, torch.device("cpu"), *(() if kind is StepInBackwardEngine else (0.0,)))
+        for number in range(3):
+            engine.model.eval()
+            with torch.no_grad():
+                model(ids)
+            engine.model.train()
+            engine.backward(model(ids[:, number:], labels=ids[:, number:]).loss)
+            engine.step(0.1)
+        found.append(model.state_dict())
+    assert [name for name, value in found[0].items() if not torch.equal(value, found[1][name])] == []
+
+
+def test_an_optimizer_that_counts_its_calls_is_refused() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+            super().step(closure)
+
+    model = torch.nn.Linear(2, 2)
+    engine = StepInBackwardEngine(model, Counting(model.parameters(), lr=1.0), torch.device("cpu"))
+    engine.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(RuntimeError, match="Counting counts steps in its groups"):
+        engine.step(1.0)
 
 
 def test_a_tied_weight_is_updated_once_with_the_sum_of_its_gradients() -> None:
