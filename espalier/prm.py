@@ -17,6 +17,7 @@ from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.data.token_text import tokenise_steps
 from espalier.data.training_layout import STEPS, other_prompts
+from espalier.models.evaluating import evaluating
 from espalier.models.frozen_reward import check_trained_ends
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
@@ -131,11 +132,8 @@ def score_steps(
             raise BadInput(f"{row.name} has {length} tokens and the model {positions} positions: leave it out")
     if rows and (words := other_prompts(prm.path, prm.tokenizer, lambda: rows[0].prompt_ids)):
         _warn_once(prm.path, *words)
-    was_training = prm.network.training
-    try:
+    with evaluating(prm.network):
         return score_step_tokens(prm.network, rows, pad_id=int(prm.tokenizer.pad_token_id), batch_tokens=batch_tokens)
-    finally:
-        prm.network.train(was_training)
 
 
 @cache

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
 from espalier.models.attention_kernels import BadAttention
+from espalier.models.evaluating import evaluating
 from espalier.models.gpu_attention import AUTO
 from espalier.models.in_parts import halves_in_float32, is_part
 from espalier.models.inputs import model_inputs, network
@@ -119,18 +120,14 @@ def is_cut(model: Any) -> bool:
 def _still(net: PreTrainedModel) -> Iterator[None]:
     """Give evaluation mode, no autocast, no TF32 (cuDNN's convolutions have it by default); afterwards all as it
     was."""
-    modes = [(module, module.training) for module in net.modules()]
     precision = torch.get_float32_matmul_precision()
-    net.eval()
     torch.set_float32_matmul_precision("highest")
     try:
         exact = (torch.autocast(net.device.type, enabled=False), torch.backends.cudnn.flags(enabled=False))
-        with exact[0], exact[1], halves_in_float32(net):
+        with evaluating(net), exact[0], exact[1], halves_in_float32(net):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        for module, mode in modes:
-            module.training = mode
 
 
 def _rows(net: PreTrainedModel) -> list[list[int]]:

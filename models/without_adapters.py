@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from espalier.models.evaluating import evaluating
 from espalier.models.inputs import network
 
 
@@ -42,10 +43,5 @@ class PolicyWithoutAdapters:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Return the base model's output."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.model.disable_adapter():
-                return self.model(*arguments, **named)
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model), torch.no_grad(), self.model.disable_adapter():
+            return self.model(*arguments, **named)

@@ -14,6 +14,7 @@ import torch
 
 from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
+from espalier.models.evaluating import evaluating
 from espalier.values.exact.cached_rows import CachedRows, check_cache, join_rows
 
 _BATCH_STATES = 96
@@ -93,15 +94,11 @@ class LineSearch:
         order = sorted(range(len(starts)), key=lambda number: len(starts[number].ids))
         lines: list[list[Line]] = [[] for _ in starts]
         kept: dict[tuple[int, ...], tuple[CachedRows, int]] = {}
-        was_training = self.network.training
-        self.network.eval()
-        try:
+        with evaluating(self.network):
             for first in range(0, len(order), _BATCH_STATES):
                 batch = order[first : first + _BATCH_STATES]
                 for number, found in zip(batch, self._search([starts[n] for n in batch], kept), strict=True):
                     lines[number] = sorted(found, key=lambda line: -line.probability)
-        finally:
-            self.network.train(was_training)
         self._kept = kept
         return lines
 
