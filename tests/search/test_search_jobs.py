@@ -253,11 +253,11 @@ def test_a_search_whose_scores_take_longer_than_a_stall_is_waited_for(
     compute = ProcessScorer._compute
 
     def slowly(self: ProcessScorer, rows: list[Any]) -> list[list[float]]:
-        time.sleep(0.5)
+        time.sleep(1.0)
         return compute(self, rows)
 
     monkeypatch.setattr(ProcessScorer, "_compute", slowly)
-    asked = ("scorer@search.scorer=process", f"search.scorer.path={tiny_prm}", "engine.stall_seconds=0.2")
+    asked = ("scorer@search.scorer=process", f"search.scorer.path={tiny_prm}", "engine.stall_seconds=0.5")
     assert search_here(tmp_path / "found.jsonl", *asked) == 0
     check_files(tmp_path / "found.jsonl")
 
