@@ -131,9 +131,9 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(module: Any) -> bool:
-    """Say whether a module looks rows up and does nothing else with them or with its weight."""
+    """Say whether a module looks rows up and does nothing else with them or with its weight, by a hook neither."""
     return type(module) is torch.nn.Embedding and not (
-        module.sparse or module.scale_grad_by_freq or module.max_norm is not None
+        module.sparse or module.scale_grad_by_freq or module.max_norm is not None or module._forward_hooks
     )
 
 
@@ -152,7 +152,7 @@ class _Rows:
 
 def _look_up(sink: list[_Rows], module: torch.nn.Embedding, given: tuple[Any, ...], output: torch.Tensor) -> Any:
     """Return an embedding's output with a graph that ends in `sink`; a forward hook."""
-    if not output.requires_grad or not module.weight.requires_grad:
+    if not given or not output.requires_grad or not module.weight.requires_grad:
         return output
     return _Lookup.apply(module.weight, given[0], module.padding_idx, sink)  # type: ignore[no-untyped-call]
 

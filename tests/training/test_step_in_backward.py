@@ -85,6 +85,23 @@ def test_lookups_of_a_network_with_and_without_a_head_of_its_own(
     assert [name for name, value in found[0].items() if not torch.equal(value, found[1][name])] == []
 
 
+def test_what_a_hook_makes_of_a_lookup_is_kept() -> None:
+    found = []
+    for kind in (StepInBackwardEngine, TorchEngine):
+        model = torch.nn.Embedding(4, 2)
+        torch.nn.init.ones_(model.weight)
+        model.register_forward_hook(lambda _, given, output: output * 3)  # as noise on embeddings is added
+        more = () if kind is StepInBackwardEngine else (0.0,)
+        engine = kind(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), *more)
+        engine.backward(model(torch.tensor([1, 1, 2])).sum())
+        engine.step(0.5)
+        engine.backward(model(input=torch.tensor([1, 3])).sum())
+        engine.step(0.5)
+        found.append(model.weight.detach())
+    assert torch.equal(*found)
+    assert found[0][1, 0] == 1 - 0.5 * 3 * 3
+
+
 def test_an_optimizer_that_counts_its_calls_is_refused() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:
