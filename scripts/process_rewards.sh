@@ -116,9 +116,9 @@ if [[ $labels == contrast ]]; then
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
   estimate=(stage.estimator=smoothed)
   objective=dpo
-  if [[ -n $prm_start$other_start || ! -d $policy ]]; then
-    echo "error: labels=contrast makes its reward models of the policy, a folder: leave out prm_start and other_start, \
-download a hub model first, or set labels=values" >&2
+  if [[ -n $prm_start$other_start ]]; then
+    echo "error: labels=contrast makes its reward models of the policy: leave out prm_start and other_start, or set \
+labels=values" >&2
     exit 2
   fi
   for model in "$run"/prm/model "$run"/prm_other/model; do

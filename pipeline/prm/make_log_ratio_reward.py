@@ -62,14 +62,25 @@ def fit_scale(ratios: Sequence[float], labels: Sequence[float], weights: Sequenc
     return float(found[0] / spread), float(found[1] - found[0] * mean / spread)
 
 
+def _check_pair(policy: str, reference: str) -> None:
+    """Raise BadInput where two folders are one model, or of different tokenizers."""
+    from espalier.models.load import load_tokenizer
+
+    if Path(policy).resolve() == Path(reference).resolve():
+        raise BadInput(f"stage.policy and stage.reference are one model, {policy}: every log-ratio would be 0")
+    if load_tokenizer(policy).get_vocab() != load_tokenizer(reference).get_vocab():
+        raise BadInput(f"{policy} and {reference} have different tokenizers: name the policy that stage.policy was "
+                       "trained from")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class MakeLogRatioReward:
     """Two causal LMs with one tokenizer; the output is a folder."""
 
     policy: str
-    """the folder of the policy that was trained on pairs"""
+    """the folder or hub name of the policy that was trained on pairs"""
     reference: str | None
-    """the folder of the policy that it was trained from; null, to compare: scores of the policy's log-probs alone"""
+    """that of the policy that it was trained from; null, to compare: scores of the policy's log-probs alone"""
     how: str = "minimum"
     """minimum or sum of the steps' log-ratios so far, step: this step's alone, token: the lowest of its tokens, whole:
     that of the whole solution, at every step"""
@@ -95,41 +106,28 @@ class MakeLogRatioReward:
 
     def run(self, input_path: str, context: StageContext) -> None:
         """Write the folder, complete or not at all. Raises BadInput where the models are one, their tokenizers differ,
-        or labels give no scale."""
+        or labels give no scale, and BadModel where one is not to be had."""
+        from espalier.models.hub_snapshot import local_model
         from espalier.models.load import load_policy
         from espalier.runtime.distributed import device
 
-        self._check_folders()
+        first, second = local_model(self.policy), None if self.reference is None else local_model(self.reference)
+        if second is not None:
+            _check_pair(first, second)
         if context.output.is_dir() and not is_log_ratio_reward(str(context.output)):
             raise BadInput(f"{context.output} holds another model: choose another output, or remove it")
         rows = self._labelled(input_path) if input_path else []
         scale = self._unfitted
         if rows:
-            policy, reference = (None if path is None else load_policy(path) for path in (self.policy, self.reference))
+            policy, reference = (None if path is None else load_policy(path) for path in (first, second))
             scale = self._fitted(LogRatioReward(policy, reference, scale).to(device()), rows, context)
 
         def write(partial: Path) -> None:
-            write_log_ratio_reward(partial, self.policy, self.reference, scale)
-            write_problems_of_log_ratio(partial, self.policy)
+            write_log_ratio_reward(partial, first, second, scale)
+            write_problems_of_log_ratio(partial, first)
 
         write_folder(context.output, write)
         context.counts.update(slope=round(scale.slope, 6), offset=round(scale.offset, 6))
-
-    def _check_folders(self) -> None:
-        """Raise BadInput where one is missing, or the two are no pair."""
-        from espalier.models.load import load_tokenizer
-
-        for name, path in (("policy", self.policy), ("reference", self.reference)):
-            if path is not None and not Path(path).is_dir():
-                raise BadInput(f"stage.{name}={path} is no folder, and both are copied: name one, a hub model after "
-                               "`hf download`")  # fmt: skip
-        if self.reference is None:
-            return
-        if Path(self.policy).resolve() == Path(self.reference).resolve():
-            raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
-        if load_tokenizer(self.policy).get_vocab() != load_tokenizer(self.reference).get_vocab():
-            raise BadInput(f"{self.policy} and {self.reference} have different tokenizers: name the policy that "
-                           "stage.policy was trained from")  # fmt: skip
 
     def _labelled(self, path: str) -> list[StepValues]:
         found = [

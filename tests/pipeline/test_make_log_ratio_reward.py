@@ -203,8 +203,32 @@ def test_another_models_folder_is_not_taken_for_it(tiny_policy: Path, moved_poli
     shutil.copytree(tiny_policy, tmp_path / "prm")
     with pytest.raises(BadInput, match="holds another model"):
         make(tmp_path, moved_policy, tiny_policy)
-    with pytest.raises(BadInput, match="is no folder, and both are copied"):
-        make(tmp_path, Path("org/name"), tiny_policy)
+
+
+def test_models_of_the_hub_are_copied_from_its_cache(
+    tiny_policy: Path, moved_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "hub" / "models--org--policy"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("a" * 40)
+    (model / "blobs").mkdir()
+    snapshot = model / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for path in tiny_policy.iterdir():  # as its client lays them: links to files of another name
+        shutil.copy(path, model / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    rows = [labelled(ROW, [1.0, 0.0, 0.0])]
+    folder = make(tmp_path, moved_policy, Path("org/policy"), rows)
+    shutil.rmtree(model)
+    assert not [path for path in folder.rglob("*") if path.is_symlink()]
+    found = score_trajectories(load_process_reward(str(folder)), [ROW], pad_id=0)
+    (tmp_path / "own").mkdir()
+    own = make(tmp_path / "own", moved_policy, tiny_policy, rows)
+    assert found == score_trajectories(load_process_reward(str(own)), [ROW], pad_id=0)
+    with pytest.raises(BadModel, match="org/other: neither a folder nor a model of the hub"):
+        make(tmp_path / "own", moved_policy, Path("org/other"))
 
 
 def test_another_scale_or_reference_is_another_model(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:
