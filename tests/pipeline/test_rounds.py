@@ -502,8 +502,12 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     assert not any("prm/make_log_ratio_reward" in c for c in script(f"policy={policy}", f"run={run}",
                                                                     name="process_rewards.sh", code=2))  # fmt: skip
     old.rmdir()
-    for setting in (["policy=org/name"], [f"policy={policy}", "prm_start=m", "other_start=m"]):
-        assert len(script(*setting, f"run={run}", name="process_rewards.sh", code=2)) == 2  # nothing was completed
+    starts = [f"policy={policy}", "prm_start=m", "other_start=m"]
+    assert len(script(*starts, f"run={run}", name="process_rewards.sh", code=2)) == 2  # nothing was completed
+    of_hub = script("policy=org/name", f"run={run}", name="process_rewards.sh")
+    made = [command for command in of_hub if "prm/make_log_ratio_reward" in command]
+    assert made
+    assert all("stage.reference=org/name" in command for command in made)
 
 
 def test_two_reward_models_start_alike(script: Callable[..., list[list[str]]]) -> None:
