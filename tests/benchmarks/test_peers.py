@@ -12,7 +12,17 @@ import pytest
 from benchmarks.processes.sides import Side
 from benchmarks.sizes.peer_iterations import check_lengths, check_taught
 from benchmarks.sizes.peer_plan import Plan
-from benchmarks.sizes.peers import OWN, check_losses, figures_of, parse, run_side, seconds_per_step, section
+from benchmarks.sizes.peers import (
+    METHODS,
+    OWN,
+    check_losses,
+    figures_of,
+    kind_of,
+    parse,
+    run_side,
+    seconds_per_step,
+    section,
+)
 from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY, large_tokenizer, write_qwen
 from benchmarks.training.clock import StepClock
 
@@ -36,6 +46,13 @@ def test_the_shape_is_that_of_half_a_billion_parameters() -> None:
     layer = attention + biases + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
     embeddings = shape.vocab_size * shape.hidden_size
     assert embeddings + shape.num_layers * layer + shape.hidden_size == 494_032_768  # Qwen2.5-0.5B's model card: 0.49B
+
+
+def test_what_a_method_trains_and_which_of_them_compute_nothing_again() -> None:
+    assert [kind_of(method) for method in METHODS] == ["sft", "dpo", "prm", "grpo", "sft", "dpo", "prm", "prm"]
+    least, kept = set(OWN["prm_in_backward"]), set(OWN["prm_in_backward_kept"])
+    assert least - kept == {"model.gradient_checkpointing=true"}
+    assert kept < least
 
 
 def test_a_large_tokenizer_has_a_token_for_every_word_and_as_many_as_are_asked_for() -> None:
