@@ -27,6 +27,7 @@ Libraries, kernels' own work space and what an allocator cannot reuse are in non
 from dataclasses import dataclass, field
 
 from espalier.data.batches.packing import PlacedRows
+from espalier.training.lookup_rows import PORTION
 
 GIB = 2**30
 BUCKET = 500_000_000  # DeepSpeed's own defaults, in numbers
@@ -316,10 +317,13 @@ def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
     that of the embedding once more on its way to those of earlier passes, or to its own as a head; where they are cut,
     flat copies of a part, with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where
-    weights are updated in the backward pass: the largest gradient."""
+    weights are updated in the backward pass: the largest gradient, of an embedding without a head that of a portion of
+    its rows, and their copies."""
     shape = network.shape
     if setup.steps_in_backward:
-        return {"gradients": 4 * min(network.trained, largest_weight(shape))}
+        rows = 4 * min(PORTION, shape.vocabulary * shape.hidden)
+        largest = max(shape.hidden * shape.mlp, rows) if shape.is_scalar else largest_weight(shape)
+        return {"gradients": 4 * min(network.trained, largest)}
     is_added_to = setup.work.passes > 1 or shape.looked_up == 0
     added = 4 * shape.vocabulary * shape.hidden if network.is_whole and is_added_to else 0
     if not setup.has_deepspeed or setup.stage == 0:

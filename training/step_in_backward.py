@@ -5,8 +5,8 @@ call it `optimizer_in_bwd` or a fused backward pass.) The update is the same as 
 nothing is clipped. What needs all gradients at once cannot be had: a norm to clip to, a sum over passes or over ranks,
 a step that is taken back because its gradient is not finite, and an optimizer that counts its calls.
 
-A lookup's gradient is as large as the vocabulary and, for all but a few rows, zero. It is kept as rows, and added to
-that of the output head where the two share a weight: one gradient of that size is there, not two.
+A lookup's gradient is kept as rows (`training.lookup_rows`), and added to that of the output head where the two share a
+weight: one gradient of the vocabulary's size is there, not two. Where they share none, none is.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from espalier.data.records import BadInput
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.engine import TorchEngine
+from espalier.training.lookup_rows import find_lookups
 
 KEY = "update.step_in_backward=true"
 LARGE = 2**24
@@ -55,14 +55,9 @@ class StepInBackwardEngine(TorchEngine):
         super().__init__(model, optimizer, device, 0.0)
         self._loss: torch.Tensor | None = None
         self._norms: dict[int, torch.Tensor] = {}  # of the parameters that this step has updated, by place
-        places = {parameter: place for place, parameter in enumerate(self.parameters)}
-        for parameter, place in places.items():
+        for place, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._update, place))
-        self._rows: dict[int, list[_Rows]] = {}  # of lookups, by the place of the weight
-        for module in model.modules():
-            if _is_plain(module) and module.weight in places:
-                sink = self._rows.setdefault(places[module.weight], [])
-                module.register_forward_hook(partial(_look_up, sink))
+        self._lookups = find_lookups(model, self.parameters)  # by the place of the weight
         self._is_large = device.type == "cpu" and any(one.numel() >= LARGE for one in self.parameters)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -80,7 +75,7 @@ class StepInBackwardEngine(TorchEngine):
         loss, self._loss, self._norms = self._loss, None, {}
         self._make_room()
         loss.backward()  # type: ignore[no-untyped-call]
-        for place in self._rows:
+        for place in self._lookups:
             self._update(place, self.parameters[place])  # where no hook has come
         return math.sqrt(sum(float(norm) ** 2 for norm in self._norms.values()))
 
@@ -91,16 +86,20 @@ class StepInBackwardEngine(TorchEngine):
     def _update(self, place: int, parameter: torch.Tensor) -> None:
         """Step with the one parameter that has a gradient. Raises RuntimeError where it has been updated already (of a
         gradient that comes in parts none is the whole one), and where the optimizer counts its calls."""
-        rows = self._rows.get(place, [])
-        if parameter.grad is None and not rows:
+        lookups = self._lookups.get(place)
+        has_rows = lookups is not None and bool(lookups.rows)
+        if parameter.grad is None and not has_rows:
             return
         if place in self._norms:
             raise RuntimeError(f"{KEY}: the gradient of a weight of shape {tuple(parameter.shape)} came in parts")
+        if lookups is not None and parameter.grad is None and lookups.can_step(self.optimizer):
+            self._norms[place] = lookups.step(self.optimizer)
+            return
         if parameter.grad is None:
             self._make_room()
             parameter.grad = torch.zeros_like(parameter)  # nothing but lookups has a gradient of it
-        while rows:
-            rows.pop().add_to(parameter.grad)
+        if lookups is not None:
+            lookups.add_to(parameter.grad)
         self._norms[place] = torch.linalg.vector_norm(parameter.grad)
         before = [_numbers(group) for group in self.optimizer.param_groups]
         self.optimizer.step()
@@ -128,52 +127,3 @@ def _malloc_trim() -> Callable[[int], int] | None:
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an optimizer's group holds beside its parameters, of plain kinds."""
     return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str)}
-
-
-def _is_plain(module: Any) -> bool:
-    """Say whether a module looks rows up and does nothing else with them or with its weight, by a hook neither."""
-    return type(module) is torch.nn.Embedding and not (
-        module.sparse or module.scale_grad_by_freq or module.max_norm is not None or module._forward_hooks
-    )
-
-
-class _Rows:
-    """Gradients [N, H] of a lookup's `ids` [N]."""
-
-    def __init__(self, ids: torch.Tensor, gradients: torch.Tensor):
-        self.ids, self.gradients = ids, gradients
-
-    def add_to(self, gradient: torch.Tensor) -> None:
-        """Add them to that of the whole weight [V, H], those of one id summed up first, as torch sums them."""
-        known, inverse = self.ids.unique(return_inverse=True)
-        summed = torch.ops.aten.embedding_dense_backward(self.gradients, inverse, len(known), -1, False)
-        gradient.index_add_(0, known, summed.to(gradient.dtype))
-
-
-def _look_up(sink: list[_Rows], module: torch.nn.Embedding, given: tuple[Any, ...], output: torch.Tensor) -> Any:
-    """Return an embedding's output with a graph that ends in `sink`; a forward hook."""
-    if not given or not output.requires_grad or not module.weight.requires_grad:
-        return output
-    return _Lookup.apply(module.weight, given[0], module.padding_idx, sink)  # type: ignore[no-untyped-call]
-
-
-class _Lookup(torch.autograd.Function):
-    """weight [V, H], ids [...] → [..., H]. The weight's gradient goes into a list."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: torch.Tensor, ids: torch.Tensor, padding: int | None, sink: list[_Rows]
-    ) -> torch.Tensor:
-        ctx.save_for_backward(ids)
-        ctx.padding, ctx.sink = padding, sink
-        return torch.nn.functional.embedding(ids, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
-        (ids,) = ctx.saved_tensors
-        ids, rows = ids.reshape(-1), gradient.reshape(ids.numel(), -1)
-        if ctx.padding is not None:
-            ids, rows = ids[ids != ctx.padding], rows[ids != ctx.padding]
-        ctx.sink.append(_Rows(ids, rows))
-        return None, None, None, None
