@@ -26,7 +26,7 @@ VECTOR = 16
 class Lookups:
     """Every plain lookup that a weight [V, H] has in a network. `rows` are gradients since the last step."""
 
-    def __init__(self, weight: torch.nn.Parameter):
+    def __init__(self, weight: torch.Tensor):
         self.weight = weight
         self.rows: list[Rows] = []
         self._moved: torch.Tensor | None = None  # [V] bool: rows that have moments
@@ -117,15 +117,16 @@ class Rows:
 
 def find_lookups(model: torch.nn.Module, trained: list[torch.nn.Parameter]) -> dict[int, Lookups]:
     """Return, by the place of a weight among those `trained`, its lookups; from now on their gradients go there."""
-    places, found = {parameter: place for place, parameter in enumerate(trained)}, dict[int, Lookups]()
+    places: dict[torch.Tensor, int] = {parameter: place for place, parameter in enumerate(trained)}
+    found: dict[int, Lookups] = {}
     for module in model.modules():
-        if _is_plain(module) and module.weight in places:
+        if isinstance(module, torch.nn.Embedding) and _is_plain(module) and module.weight in places:
             lookups = found.setdefault(places[module.weight], Lookups(module.weight))
             module.register_forward_hook(partial(_look_up, lookups.rows))
     return found
 
 
-def _is_plain(module: Any) -> bool:
+def _is_plain(module: torch.nn.Embedding) -> bool:
     """Say whether a module looks rows up and does nothing else with them or with its weight, by a hook neither."""
     return type(module) is torch.nn.Embedding and not (
         module.sparse or module.scale_grad_by_freq or module.max_norm is not None or module._forward_hooks

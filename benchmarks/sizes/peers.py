@@ -2,8 +2,8 @@
 of a step and the peak memory of a process, of SFT, DPO and process rewards, at equal losses; and an iteration of GRPO
 (`benchmarks.sizes.peer_iterations`).
 
-    bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo sft_in_backward dpo_in_backward prm_in_backward
-        prm_in_backward_kept] [--rounds 3] [--steps 3] [--batch 8] [--threads 2] [--precision fp32]
+    bash scripts/bench.sh sizes peers [--methods sft dpo prm grpo sft_in_backward dpo_in_backward prm_in_backward]
+        [--rounds 3] [--steps 3] [--batch 8] [--threads 2] [--precision fp32]
 
 The sides are those of `benchmarks.training`: the program as its users start it, TRL as it comes (padded batches of 8,
 gradient checkpointing) and TRL at its best exact setting of this size (`BEST`). All sides read the same examples in the
@@ -42,10 +42,9 @@ from benchmarks.training.settings import read_settings
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh sizes peers"
-# The same trainings with `update.step_in_backward`, which keeps less and cannot clip: no side clips then. What that
-# saves may be spent on activations: `_kept` computes nothing again.
-IN_BACKWARD, KEPT = "_in_backward", "prm_in_backward_kept"
-METHODS = ("sft", "dpo", "prm", "grpo", *(f"{kind}{IN_BACKWARD}" for kind in ("sft", "dpo", "prm")), KEPT)
+# The same trainings with `update.step_in_backward`, which keeps less and cannot clip: no side clips then.
+IN_BACKWARD = "_in_backward"
+METHODS = ("sft", "dpo", "prm", "grpo", *(f"{kind}{IN_BACKWARD}" for kind in ("sft", "dpo", "prm")))
 SPEED_GOALS = {"default": 1.5, "best": 1.0}
 ITERATION_GOAL = 2.0  # of GRPO, both ways
 MEMORY_GOAL = 0.8
@@ -54,8 +53,9 @@ MEMORY_GOAL = 0.8
 ONE_PASS = ("update.micro_batch_tokens=1024", "model.gradient_checkpointing=selective")
 AT_ONCE = ("update.step_in_backward=true", "update.max_grad_norm=0", "update.micro_batch_size=${update.batch_size}")
 LEAST = (*AT_ONCE, "model.gradient_checkpointing=true")
+# Process rewards hold no gradient of the embedding and few of its moments, and so compute nothing again.
 OWN = {"sft": ("update.micro_batch_tokens=256",), "dpo": ONE_PASS, "prm": ONE_PASS,
-       **{method: LEAST for method in METHODS if method.endswith(IN_BACKWARD)}, KEPT: AT_ONCE}  # fmt: skip
+       "sft_in_backward": LEAST, "dpo_in_backward": LEAST, "prm_in_backward": AT_ONCE}  # fmt: skip
 # Of TRL, beside what `benchmarks.training.peer` found for a small network; a step is one pass. DPO has no padding-free
 # batches at the moment (1.16 falls back to padding), process rewards never had.
 BEST: dict[str, dict[str, Any]] = {"sft": {"padding_free": True, "max_length": None}, "dpo": {}, "prm": {}}
