@@ -8,6 +8,7 @@ writes to are no memory of a process on a CPU.
 """
 
 import mmap
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -30,19 +31,24 @@ class Lookups:
         self.weight = weight
         self.rows: list[Rows] = []
         self._moved: torch.Tensor | None = None  # [V] bool: rows that have moments
-        self._moments: torch.Tensor | None = None  # whose
+        self._moments: weakref.ref[torch.Tensor] | None = None  # whose
 
     def add_to(self, gradient: torch.Tensor) -> None:
-        """Add what is there to the gradient [V, H] of the whole weight, the last first, and forget it."""
+        """Add what is there to the gradient [V, H] of the whole weight, in the order of the backward pass as autograd
+        does, and forget it."""
         self._moments = None  # any row may have moments behind a step with this
-        while self.rows:
-            self.rows.pop().add_to(gradient)
+        for rows in self.rows:
+            rows.add_to(gradient)
+        self.rows.clear()
 
     def can_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether `step` does what a step of the whole weight does."""
-        group = self._group(optimizer)
+        weight, group = self.weight, self._group(optimizer)
         is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
-        return is_adam and group["eps"] > 0 and not group["differentiable"] and self.weight.shape[1] % VECTOR == 0
+        is_plain = weight.dtype == torch.float32 and weight.shape[1] % VECTOR == 0
+        if not is_adam or group["eps"] == 0 or group["differentiable"] or not is_plain:
+            return False
+        return all(value.is_contiguous() for value in (weight, *optimizer.state[weight].values()))
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -56,7 +62,7 @@ class Lookups:
         for at in self._stepped(moments, bool(group["weight_decay"])):
             part = torch.nn.Parameter(weight[at])
             part.grad = torch.zeros_like(part)
-            for rows in self.rows[::-1]:
+            for rows in self.rows:
                 rows.add_to(part.grad, at)
             norms.append(torch.linalg.vector_norm(part.grad))
             one = _alike(optimizer, group, part)
@@ -85,8 +91,8 @@ class Lookups:
 
     def _stepped(self, moments: dict[str, torch.Tensor], is_all: bool) -> Iterator[slice | torch.Tensor]:
         """Return the rows to step, in portions; a slice where one has no gaps."""
-        if self._moved is None or self._moments is not moments["exp_avg"]:  # none yet, or those of a checkpoint
-            self._moments = moments["exp_avg"]
+        if self._moved is None or self._moments is None or self._moments() is not moments["exp_avg"]:
+            self._moments = weakref.ref(moments["exp_avg"])  # the first ones, or those of a checkpoint
             largest = [torch.linalg.vector_norm(value, ord=torch.inf, dim=1) for value in moments.values()]
             self._moved = (torch.stack(largest) != 0).any(0)
         for rows in self.rows:
@@ -119,18 +125,19 @@ def find_lookups(model: torch.nn.Module, trained: list[torch.nn.Parameter]) -> d
     """Return, by the place of a weight among those `trained`, its lookups; from now on their gradients go there."""
     places: dict[torch.Tensor, int] = {parameter: place for place, parameter in enumerate(trained)}
     found: dict[int, Lookups] = {}
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and _is_plain(module) and module.weight in places:
+    for module in plain_lookups(model):
+        if module.weight in places:
             lookups = found.setdefault(places[module.weight], Lookups(module.weight))
             module.register_forward_hook(partial(_look_up, lookups.rows))
     return found
 
 
-def _is_plain(module: torch.nn.Embedding) -> bool:
-    """Say whether a module looks rows up and does nothing else with them or with its weight, by a hook neither."""
-    return type(module) is torch.nn.Embedding and not (
+def plain_lookups(model: torch.nn.Module) -> list[torch.nn.Embedding]:
+    """Return the modules that look rows up and do nothing else with them or with their weight, by a hook neither."""
+    lookups = [module for module in model.modules() if type(module) is torch.nn.Embedding]
+    return [module for module in lookups if not (
         module.sparse or module.scale_grad_by_freq or module.max_norm is not None or module._forward_hooks
-    )
+    )]  # fmt: skip
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
@@ -139,6 +146,8 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     if like.device.type != "cpu" or size < LAZY_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros_like(like)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)  # a row would take 2 MiB
     return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
@@ -169,7 +178,7 @@ class _Lookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
         (ids,) = ctx.saved_tensors
-        ids, rows = ids.reshape(-1), gradient.reshape(ids.numel(), -1)
+        ids, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if ctx.padding is not None:
             ids, rows = ids[ids != ctx.padding], rows[ids != ctx.padding]
         ctx.sink.append(Rows(ids, rows))

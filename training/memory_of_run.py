@@ -21,6 +21,7 @@ from espalier.models.token_scores import LEAST_TOKENS, MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.schemas import TrainConfig
+from espalier.training.lookup_rows import VECTOR, plain_lookups
 from espalier.training.memory_plan import (
     BUCKET,
     GIB,
@@ -100,11 +101,19 @@ def network_of(path: str, num_labels: int | None = None, lora: Any = None, train
         if trains == "head":
             return Network(shape, sum(value.numel() for value in model.get_submodule("score").parameters()))
         if not lora:
-            return Network(shape, shape.parameters)
+            return Network(shape, shape.parameters, *largest_weights(model))
         wrapped = build(lora).wrap(model)
     total = sum(value.numel() for value in wrapped.parameters())
     trained = sum(value.numel() for value in wrapped.parameters() if value.requires_grad)
     return Network(replace(shape, parameters=total), trained)
+
+
+def largest_weights(model: torch.nn.Module) -> tuple[int, int]:
+    """Return the numbers of the largest weight, and of the largest one that more than lookups by rows have."""
+    by_rows = {lookup for lookup in plain_lookups(model) if lookup.embedding_dim % VECTOR == 0}
+    modules = [module for module in model.modules() if module not in by_rows]
+    others = [value.numel() for module in modules for value in module.parameters(recurse=False)]
+    return max(value.numel() for value in model.parameters()), max(others)
 
 
 def of_node(node: Mapping[str, Any], lora: Any = None) -> Network:
@@ -156,6 +165,7 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         steps_in_backward=config.update.step_in_backward,
+        steps_rows=config.optimizer.get("_target_") in ("torch.optim.Adam", "torch.optim.AdamW"),
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
     )
 

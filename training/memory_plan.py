@@ -60,10 +60,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Network:
-    """One that is trained, `trained` of its parameters; fewer with adapters or a frozen body."""
+    """One that is trained, `trained` of its parameters; fewer with adapters or a frozen body. `largest`: numbers of its
+    largest weight, `multiplied` of the largest one whose gradient is not that of lookups alone
+    (`training.lookup_rows`); 0 where that was not looked at."""
 
     shape: Shape
     trained: int
+    largest: int = 0
+    multiplied: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -106,7 +110,7 @@ class Setup:
     rank 0's CPU. `max_scores`: tokens x vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether
     bfloat16 would be a remedy. `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`).
     `attention`: the kernel of packed rows, to be shown. `steps_in_backward`: whether a gradient is dropped before there
-    is the next (`training.step_in_backward`)."""
+    is the next (`training.step_in_backward`), `steps_rows`: by an optimizer that leaves other rows alone."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -135,6 +139,7 @@ class Setup:
     buffers: int = 0
     averaged: int = 0
     steps_in_backward: bool = False
+    steps_rows: bool = False
 
     @property
     def share(self) -> int:
@@ -317,12 +322,13 @@ def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
     that of the embedding once more on its way to those of earlier passes, or to its own as a head; where they are cut,
     flat copies of a part, with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where
-    weights are updated in the backward pass: the largest gradient, of an embedding without a head that of a portion of
-    its rows, and their copies."""
+    weights are updated in the backward pass: the largest gradient, of lookups alone that of a portion of the rows and
+    their copies."""
     shape = network.shape
     if setup.steps_in_backward:
-        rows = 4 * min(PORTION, shape.vocabulary * shape.hidden)
-        largest = max(shape.hidden * shape.mlp, rows) if shape.is_scalar else largest_weight(shape)
+        largest = network.largest or largest_weight(shape)
+        if setup.steps_rows and network.multiplied:
+            largest = min(largest, max(network.multiplied, 4 * PORTION))
         return {"gradients": 4 * min(network.trained, largest)}
     is_added_to = setup.work.passes > 1 or shape.looked_up == 0
     added = 4 * shape.vocabulary * shape.hidden if network.is_whole and is_added_to else 0

@@ -2,31 +2,43 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForTokenClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForTokenClassification,
+)
 
 from benchmarks.processes.sides import status_bytes
 from espalier.training import lookup_rows
 from espalier.training.engine import TorchEngine
 from espalier.training.lookup_rows import Lookups, Rows
+from espalier.training.memory_of_run import largest_weights
+from espalier.training.memory_plan import Network, Setup, Shape, Work, step_bytes
 from espalier.training.step_in_backward import StepInBackwardEngine
 
 SIZE, WIDTH = 60, 32
 
 
 class Scored(torch.nn.Module):
-    """A network whose embedding no head shares; it looks up twice."""
+    """A network whose embedding no head shares; it looks up three times."""
 
-    def __init__(self, padding: int | None = None, width: int = WIDTH):
+    def __init__(self, padding: int | None = None, width: int = WIDTH, is_tied: bool = False):
         super().__init__()
         torch.manual_seed(0)
         self.looked_up = torch.nn.Embedding(SIZE, width, padding_idx=padding)
-        self.score = torch.nn.Linear(width, 1)
+        self.score = torch.nn.Linear(width, SIZE if is_tied else 1)
+        if is_tied:
+            self.score.weight = self.looked_up.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        values = self.looked_up(ids) * self.looked_up(ids.flip(0) // 2)
+        values = self.looked_up(ids) * self.looked_up(ids.flip(0) // 2) + self.looked_up(ids // 3)
         return self.score(values).tanh().square().sum()
 
 
@@ -84,7 +96,7 @@ def test_rows_that_never_moved_are_not_touched(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Rows, "add_to", add_to)
     step(made, torch.tensor([40, 50]))
     step(made, torch.tensor([40, 50]))
-    assert set(seen) == {4}  # 40, 50, 20 and 25 of sixty
+    assert set(seen) == {6}  # 40, 50, 25, 20, 13 and 16 of sixty
     assert_same(made)
 
 
@@ -115,6 +127,37 @@ def test_what_would_differ_is_stepped_whole(width: int, settings: dict[str, Any]
     assert not lookups.can_step(torch.optim.Adafactor(model.parameters()))
     assert not lookups.can_step(torch.optim.Adagrad(model.parameters()))
     assert lookups.can_step(torch.optim.Adam([{"params": [model.score.weight]}, {"params": [model.looked_up.weight]}]))
+
+
+def test_the_mask_is_that_of_the_state_that_is_there() -> None:
+    made, again = engines(Scored, fused=True), engines(Scored, fused=True)
+    step(made, torch.tensor([3, 40]))
+    step(again, torch.tensor([7, 8]))
+    for engine, before in zip(again, made, strict=True):
+        engine.model.load_state_dict(before.model.state_dict())
+        engine.optimizer.load_state_dict(copy.deepcopy(before.optimizer.state_dict()))
+    step(again, torch.tensor([9]))
+    assert_same(again)
+
+
+def test_a_weight_that_is_not_row_major_is_stepped_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_rows, "PORTION", 4 * WIDTH)
+
+    def model() -> Scored:
+        made = Scored()
+        made.looked_up.weight = torch.nn.Parameter(made.looked_up.weight.detach().t().contiguous().t())
+        return made
+
+    made = engines(model, fused=True, weight_decay=0.1)
+    step(made, torch.tensor([3, 40]))
+    assert_same(made)
+
+
+def test_lookups_are_added_to_a_shared_head_as_autograd_adds_them() -> None:
+    made = engines(lambda: Scored(is_tied=True), fused=True)
+    for ids in ([3, 40, 41, 40, 3], [1, 2, 3, 4, 5], [9, 9, 9, 3, 6]):
+        step(made, torch.tensor(ids))
+        assert_same(made)
 
 
 def test_nothing_but_padding_moves_nothing_and_counts_as_a_step() -> None:
@@ -153,3 +196,28 @@ def test_moments_that_nobody_moves_take_no_memory(monkeypatch: pytest.MonkeyPatc
         made.append((status_bytes("RssAnon") - before, optimizer.state[weight.weight]))
     assert made[0][0] < 8 * 2**20 < 60 * 2**20 < made[1][0]
     assert all(torch.equal(value, made[1][1][name]) for name, value in made[0][1].items())
+
+
+def test_the_plan_knows_what_is_stepped_by_rows() -> None:
+    """The largest gradient: of a scaled embedding (Gemma's) and of one of odd width it is the whole one."""
+    for make, config, width, is_whole in (
+        (Qwen2ForTokenClassification, Qwen2Config, 32, False),
+        (Qwen2ForCausalLM, Qwen2Config, 32, True),
+        (Gemma2ForTokenClassification, Gemma2Config, 32, True),
+        (Qwen2ForTokenClassification, Qwen2Config, 24, True),
+    ):
+        sizes = {"hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        with torch.device("meta"):
+            model = make(config(**sizes, num_key_value_heads=2, head_dim=width // 2, vocab_size=SIZE))
+        assert largest_weights(model) == (SIZE * width, SIZE * width if is_whole else 48 * width)
+
+
+def test_the_plan_of_a_step_by_rows() -> None:
+    """One million numbers of a portion, four times, where a vocabulary has a hundred million."""
+    shape = Shape(10**8, layers=1, hidden=1000, heads=1, kv_heads=1, head_size=1, mlp=1, vocabulary=10**5, outputs=1)
+    setup = Setup((), Work(1, 1), steps_in_backward=True, steps_rows=True)
+    network = Network(shape, 10**8, largest=10**8, multiplied=5 * 10**6)
+    assert step_bytes(network, setup) == {"gradients": 20 * 10**6}
+    assert step_bytes(replace(network, multiplied=10), setup) == {"gradients": 16 * 2**20}
+    assert step_bytes(network, replace(setup, steps_rows=False)) == {"gradients": 4 * 10**8}
+    assert step_bytes(Network(shape, 10**8), setup) == {"gradients": 4 * 10**8}
