@@ -4,7 +4,7 @@
 # scoring, delivery of weights, RL on one GPU with sleep.
 #
 #   bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [--seconds N] \
-#       [attention] [head] [training] [large] [scoring] [delivery] [rl_smoke]
+#       [attention] [head] [training] [checkpoint] [large] [scoring] [delivery] [rl_smoke]
 #
 # Writes FOLDER/<part>.json and FOLDER/table.md (FOLDER: experiments/gpu_check), and with a GPU docs/benchmarks.md. On a
 # machine without one every part runs the same code on the CPU with small shapes, and the table says that it is no figure.
