@@ -142,7 +142,11 @@ SHOWN_CREDIT = {
     "spo_1": "SPO, a segment behind every improbable token", "grpo_8": "GRPO of 8 problems",
     "ppo_8": "PPO of 8 problems", "lambda_grpo": "`lambda_grpo`", "shared_prefixes": "`shared_prefixes`",
     "tree": "`tree`", "gold_likelihood": "`gold_likelihood`", "first_error": "`first_error`, its model paid for",
-    "first_error (reward model given)": "`first_error`, its model given", "prime": "PRIME",
+    "first_error (reward model given)": "`first_error`, its model given",
+    "online_prm": "`online_process_values`, its model paid for",
+    "online_prm (reward model given)": "`online_process_values`, its model given",
+    "online_prm_progress": "… with `form=progress`, its model paid for",
+    "online_prm_progress (reward model given)": "… with `form=progress`, its model given", "prime": "PRIME",
 }  # fmt: skip
 
 
