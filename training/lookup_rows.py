@@ -9,7 +9,7 @@ writes to are no memory of a process on a CPU.
 
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -153,7 +153,8 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
 
 def _alike(optimizer: torch.optim.Optimizer, group: dict[str, Any], part: torch.nn.Parameter) -> torch.optim.Optimizer:
     """Return one of the same kind and settings for a part of a weight."""
-    return type(optimizer)([{**group, "params": [part]}])  # type: ignore[call-arg]
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    return kind([{**group, "params": [part]}])
 
 
 def _look_up(sink: list[Rows], module: torch.nn.Embedding, given: tuple[Any, ...], output: torch.Tensor) -> Any:

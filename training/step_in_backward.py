@@ -6,7 +6,8 @@ nothing is clipped. What needs all gradients at once cannot be had: a norm to cl
 a step that is taken back because its gradient is not finite, and an optimizer that counts its calls.
 
 A lookup's gradient is kept as rows (`training.lookup_rows`), and added to that of the output head where the two share a
-weight: one gradient of the vocabulary's size is there, not two. Where they share none, none is.
+weight: one gradient of the vocabulary's size is there, not two. Where they share none, and the optimizer is Adam or
+AdamW, none is.
 """
 
 import ctypes

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from benchmarks.processes.sides import status_bytes
 from espalier.training import lookup_rows
 from espalier.training.engine import TorchEngine
 from espalier.training.lookup_rows import Lookups, Rows
-from espalier.training.memory_of_run import largest_weights
+from espalier.training.memory_of_run import largest_weights, train_setup
 from espalier.training.memory_plan import Network, Setup, Shape, Work, step_bytes
 from espalier.training.step_in_backward import StepInBackwardEngine
+from tests.training.test_training import train_config
 
 SIZE, WIDTH = 60, 32
 
@@ -221,3 +223,14 @@ def test_the_plan_of_a_step_by_rows() -> None:
     assert step_bytes(replace(network, multiplied=10), setup) == {"gradients": 16 * 2**20}
     assert step_bytes(network, replace(setup, steps_rows=False)) == {"gradients": 4 * 10**8}
     assert step_bytes(Network(shape, 10**8), setup) == {"gradients": 4 * 10**8}
+
+
+def test_the_plan_of_a_run_asks_its_optimizer(tiny_policy: Path) -> None:
+    work, settings = Work(tokens=40, reads=30, passes=1), {"model": {"path": str(tiny_policy)}, "deepspeed": None}
+    found = []
+    for optimizer in ("torch.optim.AdamW", "torch.optim.Adafactor"):
+        config = train_config(**settings, objective={}, optimizer={"_target_": optimizer})
+        setup = train_setup(config, work, 1, 1.0, is_gpu=True)
+        assert setup.networks[0].largest >= setup.networks[0].multiplied > 0
+        found.append(setup.steps_rows)
+    assert found == [True, False]
