@@ -60,6 +60,7 @@ from espalier.runtime.entrypoint import build, find_component
 from espalier.runtime.run_dir import as_begun, check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.sampling.engine_arguments import engine_dtype
+from espalier.training.deepspeed_engine import cuts_weights
 from espalier.training.loop_from_config import load_data
 from espalier.training.memory_of_run import NoPlan, device_bytes, model_nodes, model_paths
 from espalier.training.predict import find_checkpoints
@@ -218,6 +219,7 @@ class CheckedConfig:
             is_divided, is_adapter = bool(config.deepspeed), bool(config.lora)
             found.append(trained("the policy", self.policy, is_adapter=is_adapter, is_divided=is_divided))
         if isinstance(config, RLConfig):
+            is_zero3 = cuts_weights(config.deepspeed)
             if config.critic is not None:
                 path = str(config.critic.model["path"])
                 found.append(trained("the critic", path, is_adapter=False, is_divided=bool(config.deepspeed)))
@@ -225,8 +227,9 @@ class CheckedConfig:
                 path = str(config.implicit_reward.model["path"])
                 found.append(trained("the implicit reward", path, is_adapter=False, is_divided=bool(config.deepspeed)))
             if reads_start(config) and not config.lora:
-                found.append(frozen("the reference", self.policy))
-            found += [frozen("a reward model", path) for path in read_networks(config)]
+                found.append(frozen("the reference", self.policy, is_divided=is_zero3 and config.kl.kind != "full"))
+            found += [frozen("a reward model", path, is_divided=is_cut and is_zero3)
+                      for path, is_cut in read_networks(config)]  # fmt: skip
         if isinstance(config, TrainConfig) and not config.lora:
             found += [frozen("the reference", path) for path in model_paths(config.objective)]
         return [*found, *self.engine_needs()]

@@ -57,9 +57,10 @@ def trained(what: str, path: str, *, is_adapter: bool, is_divided: bool) -> Need
     return Need(what, each * num_parameters(path))
 
 
-def frozen(what: str, path: str) -> Need:
-    """Of a model that is only read: a reference, a reward model."""
-    return Need(what, _FROZEN * num_parameters(path))
+def frozen(what: str, path: str, *, is_divided: bool = False) -> Need:
+    """Of a model that is only read: a reference, a reward model; nothing is certain where DeepSpeed divides it over
+    ranks or moves it away."""
+    return Need(what, 0 if is_divided else _FROZEN * num_parameters(path))
 
 
 def served(path: str, num_engines: int, kv_cache_gib: float, dtype: str = "bfloat16") -> Need:

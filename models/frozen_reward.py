@@ -2,9 +2,11 @@
 trained on, and with a word where its prompts are others than those of its training."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +17,8 @@ from espalier.data.training_problems import FILE as PROBLEMS_FILE
 from espalier.models.hub_snapshot import local_model
 from espalier.models.in_parts import hold_in_halves
 from espalier.models.load import is_reward_model, load_config, load_tokenizer
+from espalier.models.log_ratio_reward import LogRatioReward
+from espalier.models.packing_check import is_cut
 from espalier.models.precision import AUTO, is_bf16
 from espalier.models.published.load import is_plain, row_by_name
 from espalier.models.scalar_head import load_process_reward
@@ -49,11 +53,44 @@ def published_layout(folder: str, name: str) -> str:
     return row_by_name(name) or ("trl" if is_plain(folder) and load_config(folder).num_labels == 2 else "")
 
 
+class Cuts(Protocol):
+    """How networks are cut over the ranks (`training.cut_networks`)."""
+
+    def loading(self, precision: str) -> AbstractContextManager[None]:
+        """Have what is loaded within cut; it computes in `precision`."""
+
+    def take(self, model: Any, precision: str) -> torch.nn.Module:
+        """Return what is called in place of a network that was loaded so."""
+
+
+_cuts: ContextVar[Cuts | None] = ContextVar("cuts", default=None)
+
+
+@contextmanager
+def cut_by(cuts: Cuts | None) -> Iterator[None]:
+    """Have reward models that are loaded within, to be read, cut over the ranks; None: whole on each."""
+    token = _cuts.set(cuts)
+    try:
+        yield
+    finally:
+        _cuts.reset(token)
+
+
 def load_frozen_reward(path: str, ends: str, attention: str = "auto", is_asked_for: bool = False) -> Any:
     """Return a reward model without gradients (`load_process_reward`), to be read at `ends`. Raises BadInput as
     `check_trained_ends` does."""
     check_trained_ends(path, ends, is_asked_for)
-    return load_process_reward(path, attention=attention).requires_grad_(False)
+    if (cuts := _cuts.get()) is None:
+        return load_process_reward(path, attention=attention).requires_grad_(False)
+    precision = AUTO if is_reward_model(path) else "fp32"  # see is_held_in_halves
+    with cuts.loading(precision):
+        model = load_process_reward(path, attention=attention).requires_grad_(False)
+    if not isinstance(model, LogRatioReward):
+        return cuts.take(model, precision)
+    model.policy = cuts.take(model.policy, precision)
+    if model.reference is not None:
+        model.reference = cuts.take(model.reference, precision)
+    return model
 
 
 def is_held_in_halves(path: str, device_type: str) -> bool:
@@ -64,7 +101,9 @@ def is_held_in_halves(path: str, device_type: str) -> bool:
 
 def place(model: Any, device: torch.device) -> None:
     """Move a reward model to the device that it is read on, where its linear layers are held in bf16 if they are
-    computed so."""
+    computed so; one that is cut over the ranks is there already."""
+    if isinstance(model, torch.nn.Module) and is_cut(model):
+        return
     if isinstance(model, PreTrainedModel) and is_bf16(AUTO, device.type):
         hold_in_halves(model)
     model.to(device)

@@ -31,6 +31,7 @@ class TextScorer:
     """A scalar head that is read at the end of a text behind a prompt, in its own tokenizer."""
 
     reads_texts: ClassVar[bool] = True
+    reads_frozen_reward: ClassVar[bool] = True
 
     def __init__(self, path: str, batch_tokens: int = 16384, attention: str = "auto"):
         self.path, self.batch_tokens = path, batch_tokens

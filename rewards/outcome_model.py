@@ -58,6 +58,8 @@ class OutcomeModelReward:
     process reward model, unless `takes_last_step`: then its score of the last step is the response's.
     """
 
+    reads_frozen_reward = True
+
     def __init__(
         self,
         path: str,

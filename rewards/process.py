@@ -180,6 +180,8 @@ class ProcessReward:
     temperature not above 0, and an outcome model.
     """
 
+    reads_frozen_reward = True
+
     def __init__(
         self,
         path: str,

@@ -31,7 +31,7 @@ class MovingAverage:
     def start(self, weights: PolicyWeights) -> None:
         """Begin as a copy of `weights`, tied names as one; called on every rank."""
         self._own, first_names = {}, weights.first_names
-        for name, value in weights.items():
+        for name, value in weights.whole():
             if is_main_rank():
                 own = self._own.get(first_names[name])
                 self._own[name] = value.to("cpu", torch.float32, copy=True) if own is None else own
@@ -40,7 +40,7 @@ class MovingAverage:
     def update(self, weights: PolicyWeights) -> None:
         """One version later; called on every rank."""
         done = set()
-        for name, value in weights.items():
+        for name, value in weights.whole():
             own = self._own.get(name)
             if own is not None and id(own) not in done:
                 own.lerp_(value.to(own), 1 - self.decay)

@@ -18,6 +18,7 @@ from espalier.models.precision import has_fast_bf16, is_bf16
 from espalier.models.recompute import recomputes
 from espalier.rl.combinations import reads_start
 from espalier.rl.update import most_rollouts
+from espalier.runtime.entrypoint import BadConfig, find_component
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.engine_arguments import spelled
 from espalier.sampling.shared_buckets import sender_bytes
@@ -25,7 +26,7 @@ from espalier.training.memory_of_run import (
     NoPlan,
     cutting_of,
     micro_batch_of,
-    model_paths,
+    model_nodes,
     network_of,
     of_node,
     warn_of_memory,
@@ -39,20 +40,22 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
     if config.kl.kind == "full" and config.kl.coefficient > 0:
         raise NoPlan("no memory plan of kl.kind=full: it holds the logits of all tokens, of two networks")
     policy = of_node(config.model, config.lora)
-    networks, frozen = [policy], 0
+    networks = [policy]
     if config.critic is not None:
         networks.append(network_of(str(config.critic.model["path"]), 1))
     if config.implicit_reward is not None:
         networks.append(of_node(config.implicit_reward.model))
     cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
     kind = "cuda" if is_gpu else "cpu"
-    for path in read_networks(config):
-        frozen += held_numbers(network_of(path).shape, is_held_in_halves(path, kind))
+    read: dict[bool, list[int]] = {False: [], True: []}
+    for path, is_cut in read_networks(config):
+        read[is_cut].append(held_numbers(network_of(path).shape, is_held_in_halves(path, kind)))
     is_half = is_bf16(config.precision, kind)
     return Setup(
         tuple(networks),
         _work(config, num_ranks),
-        frozen=frozen,
+        frozen=sum(read[False]),
+        frozen_cut=tuple(read[True]),
         reference=policy.shape if reads_start(config) and not config.lora else None,
         is_start=True,
         is_bf16=is_half,
@@ -67,14 +70,32 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
     )
 
 
-def read_networks(config: RLConfig) -> Iterator[str]:
-    """Return the folders of the networks that every rank holds to score rollouts, or its share of them: those of the
-    reward, of the estimators and of the filter; of two policies both."""
-    nodes = [config.reward, config.advantage, config.filter, *config.samples.estimators.values()]
-    for path in model_paths(_without_engines(nodes)):
-        yield path
-        if is_log_ratio_reward(path) and Path(path, REFERENCE).is_dir():
-            yield str(Path(path, REFERENCE))
+def read_networks(config: RLConfig) -> Iterator[tuple[str, bool]]:
+    """Return (folder, whether ZeRO-3 cuts it, where it is chosen) of the networks that score rollouts, or a rank's
+    share of them: those of the reward, of the estimators and of the filter; of two policies both."""
+    others = [config.advantage, config.filter, *config.samples.estimators.values()]
+    for node, is_cut in ((config.reward, reward_is_cut(config)), (others, True)):
+        for component in model_nodes(_without_engines(node)):
+            path, own = component["path"], is_cut and _is_read_frozen(component)
+            yield path, own
+            if is_log_ratio_reward(path) and Path(path, REFERENCE).is_dir():
+                yield str(Path(path, REFERENCE)), own
+
+
+def _is_read_frozen(component: dict[str, Any]) -> bool:
+    """Say whether a component has its network from `models.frozen_reward`; of one that is not there, no."""
+    try:
+        return bool(getattr(find_component(str(component["_target_"])), "reads_frozen_reward", False))
+    except BadConfig:
+        return False
+
+
+def reward_is_cut(config: RLConfig) -> bool:
+    """Say whether ZeRO-3, where it is chosen, cuts the networks of the reward over the ranks: not where rank 0 alone
+    reads them, beside what engines answer or while all train (`rollout.dynamic_sampling_rounds` of rollouts that are
+    drawn ahead)."""
+    is_alone = config.rollout.max_staleness > 0 and config.rollout.dynamic_sampling_rounds > 0
+    return not is_alone and _without_engines(config.reward) == config.reward
 
 
 def _without_engines(node: Any) -> Any:

@@ -46,6 +46,8 @@ class ProcessConsistencyFilter:
     as they were drawn (PROF-POS). Raises BadInput on settings out of range.
     """
 
+    reads_frozen_reward = True
+
     def __init__(
         self,
         path: str,

@@ -16,6 +16,7 @@ from espalier.data.batches.packing import MIN_SHARED, in_batches
 from espalier.data.records import Trajectory
 from espalier.runtime.distributed import world_size
 from espalier.runtime.leading import ask
+from espalier.training.cut_networks import read_by_all_ranks
 
 R = TypeVar("R")
 
@@ -145,7 +146,7 @@ def read_shares(
 ) -> list[R]:
     """Return what `read` gives of each of the trajectories (picklable), in order: each rank reads its share, a portion
     at a time, when rank 0 asks (`runtime.leading`). A number may depend on which rows stand beside one another, so on
-    the number of ranks, by rounding."""
+    the number of ranks, by rounding. Reward models that ZeRO-3 cuts are read in turns (`training.cut_networks`)."""
     pairs: list[tuple[int, R]] = []
     for shares in zip_longest(*deal_trajectories(trajectories, is_packed), fillvalue=()):
         found = ask([partial(_read, read, [trajectories[place] for place in places]) for places in shares])
@@ -154,7 +155,8 @@ def read_shares(
 
 
 def _read(read: Callable[[list[Trajectory]], Sequence[R]], trajectories: list[Trajectory]) -> list[R]:
-    return list(read(trajectories)) if trajectories else []
+    with read_by_all_ranks():
+        return list(read(trajectories)) if trajectories else []
 
 
 def micro_batches(

@@ -6,7 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from espalier.models.frozen_reward import cut_by
 from espalier.models.inputs import network
+from espalier.models.packing_check import is_cut
 from espalier.models.scalar_head import rescale_head
 from espalier.models.tokenizer_checks import check_same_tokenizer
 from espalier.rewards.outcome_model import read_normaliser
@@ -23,11 +27,12 @@ from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
 from espalier.rl.learner import Learner
-from espalier.rl.memory_of_run import warn_of_learner_memory
+from espalier.rl.memory_of_run import reward_is_cut, warn_of_learner_memory
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.problems import choose_problems
+from espalier.rl.rank_scores import is_shared
 from espalier.rl.reward_scaling import RewardScaling
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_checks import check_params
@@ -51,6 +56,7 @@ from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.stop_tokens import with_stop_tokens
+from espalier.training.cut_networks import of_run
 from espalier.training.engine import Engine
 
 if TYPE_CHECKING:  # loaded only where the config has them
@@ -68,7 +74,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     warn_of_learner_memory(config, world_size())
     params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     check_benchmark_prompts(task, config.held_out_benchmarks)
-    estimator: AdvantageEstimator = build(config.advantage)
+    with cut_by(cuts := of_run(config.deepspeed)):
+        estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = load_trained(config, config.model)
     check_experts(model, str(config.model["path"]))
@@ -80,9 +87,12 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     start = start_policy(config, engine) if reads_start(config) else None
     reference = start if config.kl.coefficient > 0 else None
     implicit_reward = make_implicit_reward(config, params.temperature, start)
-    reward = build(config.reward)
-    rollout_filter = make_filter(config, estimator)
-    further = make_further_estimators(config, params)
+    with cut_by(cuts if reward_is_cut(config) else None):
+        reward = build(config.reward)
+    check_who_scores(reward)
+    with cut_by(cuts):
+        rollout_filter = make_filter(config, estimator)
+        further = make_further_estimators(config, params)
     check_networks(model, tokenizer, str(config.model["path"]), (reward, estimator, rollout_filter, *further.values()),
                    {"critic": critic, "implicit reward": implicit_reward})  # fmt: skip
     check_server = server.check if server is not None else lambda: None
@@ -209,6 +219,17 @@ def make_reward_scaling(config: RLConfig) -> RewardScaling | None:
     """Return what brings rewards to one scale over the run, None where the config asks for nothing."""
     kind = config.update.reward_scaling
     return None if kind == "none" else RewardScaling(kind, config.update.reward_limit)
+
+
+def check_who_scores(reward: Reward) -> None:
+    """Raise BadConfig where ZeRO-3 has cut a network of a reward that rank 0 alone asks: a part of it asks elsewhere,
+    and no setting of that part says so by its name (`asking`, `engines`)."""
+    networks = reward.networks().values() if isinstance(reward, HoldsModels) else ()
+    cut = any(isinstance(one, torch.nn.Module) and is_cut(one) for one in networks)
+    if cut and world_size() > 1 and not is_shared(reward):
+        raise BadConfig("a term of the reward has a network, which ZeRO-3 cuts over all ranks, and another one asks a "
+                        "server or engines, as rank 0 alone does: name what asks `asking` or `engines` in its config, "
+                        "or set deepspeed=zero2")  # fmt: skip
 
 
 def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilter | None:

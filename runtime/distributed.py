@@ -226,6 +226,13 @@ def gather_on_main_rank(content: bytes) -> list[bytes]:
     return [] if found is None else found
 
 
+def send_from(source: int, tensor: torch.Tensor) -> None:
+    """Have on every rank, in place, what rank `source` has of a tensor of the same shape; a collective call."""
+    _check_together()
+    if world_size() > 1:
+        dist.broadcast(tensor, src=source)
+
+
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
     """Sum `.grad` over ranks in place (losses are already divided by the global count)."""
     if world_size() == 1:

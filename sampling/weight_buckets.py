@@ -1,7 +1,7 @@
 """New weights as bytes: which tensors come, and in which buckets."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -18,6 +18,14 @@ HOST = torch.device("cpu")
 Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
+@dataclass(frozen=True)
+class Sliced:
+    """A tensor that is nowhere whole: `numbers(start, stop)` of it, flattened; asked for from its first number on."""
+
+    shape: torch.Size
+    numbers: Callable[[int, int], torch.Tensor]
+
+
 class Streamed(Protocol):
     """Weights that come one by one, of which nobody has to hold all."""
 
@@ -25,7 +33,7 @@ class Streamed(Protocol):
     def kinds(self) -> Kinds:
         """What will come, in that order."""
 
-    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def items(self) -> Iterable[tuple[str, torch.Tensor | Sliced]]:
         """Return each when it is asked for; from the first one again with every call."""
 
 
@@ -104,12 +112,12 @@ def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype 
 class Packing:
     """Makes the bytes of buckets as these are sent, one behind the other; `digests` of what was given, by name."""
 
-    def __init__(self, source: Iterator[tuple[str, torch.Tensor]], device: torch.device = HOST):
+    def __init__(self, source: Iterator[tuple[str, torch.Tensor | Sliced]], device: torch.device = HOST):
         self.digests: dict[str, str] = {}
         self.num_given = 0  # bytes of the bucket at hand
         self._source = source
         self._device = device  # of the buckets
-        self._value: torch.Tensor | None = None  # of which a part was given, and the rest comes next
+        self._value: torch.Tensor | Sliced | None = None  # of which a part was given, and the rest comes next
         self._digest = new_digest(device)
 
     def pieces(self, buffer: torch.Tensor, bucket: Bucket) -> Iterator[memoryview]:
@@ -122,8 +130,9 @@ class Packing:
             rest = self._rest(part)
             is_sent_so = rest.dtype == part.dtype and rest.device.type == "cpu" and rest.is_contiguous()
             if not is_sent_so or part.end - part.offset < _LARGE:
+                self._copy(part, buffer, rest)
                 del rest
-                self._copy(part, buffer)
+                self._let_go(part)
                 continue
             bytes_ = flat_bytes(rest)
             self._digest.update(bytes_)
@@ -137,15 +146,13 @@ class Packing:
     def fill(self, buffer: torch.Tensor, bucket: Bucket) -> None:
         """Copy all parts of a bucket into its `buffer` [bytes], but for the last byte. Raises as `pieces`."""
         for part in bucket.parts:
-            self._copy(part, buffer)
+            self._copy(part, buffer, self._rest(part))
+            self._let_go(part)
 
-    def _copy(self, part: Part, buffer: torch.Tensor) -> None:
+    def _copy(self, part: Part, buffer: torch.Tensor, rest: torch.Tensor) -> None:
         bytes_ = part.bytes_in(buffer)
-        rest = self._rest(part)
         bytes_.view(part.dtype).view(rest.shape).copy_(rest)
-        del rest
         self._digest.update(bytes_)
-        self._let_go(part)
 
     def _rest(self, part: Part) -> torch.Tensor:
         """Return what of its tensor a part holds; the next tensor where it begins."""
@@ -153,8 +160,10 @@ class Packing:
             name, value = next(self._source)
             if name != part.name or value.shape != part.shape:
                 raise ValueError(f"{name} {list(value.shape)} comes where {part.name} {list(part.shape)} is planned")
-            self._value = value.detach()
+            self._value = value if isinstance(value, Sliced) else value.detach()
         first, end = part.offset // part.dtype.itemsize, part.end // part.dtype.itemsize
+        if isinstance(self._value, Sliced):
+            return self._value.numbers(first, end)
         return self._value if part.is_whole else self._value.reshape(-1)[first:end]
 
     def _let_go(self, part: Part) -> None:

@@ -34,6 +34,7 @@ from espalier.sampling.weight_buckets import (
     HeldBuckets,
     Kinds,
     Packing,
+    Sliced,
     Unpacking,
     buckets_of,
 )
@@ -162,7 +163,7 @@ class WeightSender(ChainEnd):
         """Return what went wrong at the ends with the last offer. Raises StreamBroken."""
         return [line for rank in self._ends if (line := self._learn(f"answer/{self._num_offers - 1}/{rank}"))]
 
-    def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor | Sliced]]) -> dict[str, str]:
         """Send the weights, in the order of `kinds` and rounded to its dtypes, and return when all ends have read them;
         name → digest of what was sent.
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from espalier.models.in_parts import is_part, loaded_in_parts
+from espalier.models.inputs import network
 from espalier.models.packing_check import packing_of
 from espalier.models.precision import autocast, is_bf16
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, rank, wait_visibly, world_size
@@ -47,6 +48,14 @@ def tensor_parallel_size(settings: Mapping[str, Any] | None) -> int:
     return size
 
 
+def check_heads(model: Any, size: int) -> None:
+    """Raise BadSettings where a layer has fewer heads of keys than ranks share it, so that one would have none."""
+    heads = getattr(network(model).config.get_text_config(), "num_key_value_heads", None)
+    if heads is not None and heads < size:
+        raise BadSettings(f"tensor_parallel.autotp_size {size} leaves a rank without a head of keys, of which a layer "
+                          f"has {heads}: set tensor_parallel.autotp_size={heads}, or deepspeed=zero3")  # fmt: skip
+
+
 def check_head_is_whole(model: Any) -> None:
     """Raise BadSettings where tensor parallelism has cut the output head: log-probs need all of the vocabulary."""
     head = model.get_output_embeddings()
@@ -70,6 +79,8 @@ class DeepSpeedEngine:
         precision: str,
     ):
         check_settings(settings)
+        if (size := tensor_parallel_size(settings)) > 1:
+            check_heads(model, size)
         deepspeed = library()
         self.device = device()
         run_settings = {
@@ -85,7 +96,7 @@ class DeepSpeedEngine:
         except (ValueError, deepspeed.runtime.zero.utils.ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
         limit_all_groups()
-        self.ranks_a_layer = tensor_parallel_size(settings)
+        self.ranks_a_layer = size
         self.is_tensor_parallel = self.ranks_a_layer > 1
         if self.is_tensor_parallel:
             check_head_is_whole(self.model.module)

@@ -102,15 +102,16 @@ def work_of(placed: PlacedRows, reads: int, passes: int) -> Work:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, whole on every rank.
-    `reference` is the network of a reference, which ZeRO 3 cuts: the policy's start (`is_start`), asked before the
-    first step alone (`is_asked_first`). `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their
-    way, gathers, and gathers at once. `delivered`: numbers that one weight takes whose adapters are merged for an
-    engine (`merged_numbers`); `buffers`: bytes that a delivery holds; `averaged`: parameters of a moving average on
-    rank 0's CPU. `max_scores`: tokens x vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether
-    bfloat16 would be a remedy. `recomputes`: what gradient checkpointing does (`models.recompute.recomputes`).
-    `attention`: the kernel of packed rows, to be shown. `steps_in_backward`: whether a gradient is dropped before there
-    is the next (`training.step_in_backward`), `steps_rows`: by an optimizer that leaves other rows alone."""
+    """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, whole on every rank;
+    `frozen_cut` are those of each network that ZeRO 3 cuts, where it is chosen. `reference` is the network of a
+    reference, which ZeRO 3 cuts: the policy's start (`is_start`), asked before the first step alone (`is_asked_first`).
+    `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their way, gathers, and gathers at once.
+    `delivered`: numbers that one weight takes whose adapters are merged for an engine (`merged_numbers`); `buffers`:
+    bytes that a delivery holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x
+    vocabulary at a time, or `least_scored` tokens. `is_bf16_fast`: whether bfloat16 would be a remedy. `recomputes`:
+    what gradient checkpointing does (`models.recompute.recomputes`). `attention`: the kernel of packed rows, to be
+    shown. `steps_in_backward`: whether a gradient is dropped before there is the next (`training.step_in_backward`),
+    `steps_rows`: by an optimizer that leaves other rows alone."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -124,6 +125,7 @@ class Setup:
     live: int = LIVE
     prefetch: int = PREFETCH
     frozen: int = 0
+    frozen_cut: tuple[int, ...] = ()
     reference: Shape | None = None
     is_start: bool = False
     is_asked_first: bool = False
@@ -355,7 +357,10 @@ def memory_plan(setup: Setup) -> Plan:
     held = {"frozen networks": reference_bytes(setup.reference, setup) if setup.reference is not None else 0}
     is_beside = setup.cuts_weights and setup.offloads_weights
     on_device = {} if setup.is_asked_first or is_beside else held
-    rest = _added({"frozen networks": 4 * setup.frozen}, on_device, *(device for device, _ in states))
+    num_parts = setup.ranks if setup.cuts_weights else 1
+    read = {"frozen networks": sum(-(-4 * numbers // num_parts) for numbers in setup.frozen_cut)}
+    whole = {"frozen networks": 4 * setup.frozen}
+    rest = _added(whole, {} if is_beside else read, on_device, *(device for device, _ in states))
     passes = [_added(rest, pass_bytes(network, setup)) for network in setup.networks]
     steps = [_added(rest, step_bytes(network, setup)) for network in setup.networks]
     largest = [max(rows, key=lambda parts: sum(parts.values())) for rows in (passes, steps)]
@@ -363,10 +368,17 @@ def memory_plan(setup: Setup) -> Plan:
     if setup.reference is not None and setup.is_asked_first:
         asked = asked_bytes(rest, {} if is_beside else held, setup.reference, setup)
         phases.insert(0, Phase("reference's pass", asked))
+    if setup.frozen_cut and setup.cuts_weights:
+        gathered = {"gathered weights": 4 * (min(max(setup.frozen_cut), setup.live + setup.prefetch))}
+        phases.append(Phase("reward model's pass", _added(rest, gathered)))
     if setup.delivered or setup.buffers:
         sent = {"merged weight": 4 * setup.delivered, "delivery buffers": setup.buffers}
         phases.append(Phase("delivery", _added(rest, sent)))
         noisy = {"weight with noise": 4 * largest_weight(setup.networks[0].shape)}
         phases.append(Phase("start-up proof", _added(rest, sent, noisy)))
-    host = _added(*(beside for _, beside in states), held if is_beside else {}, {"moving average": 4 * setup.averaged})
+    host = _added(
+        *(beside for _, beside in states),
+        _added(held, read) if is_beside else {},
+        {"moving average": 4 * setup.averaged},
+    )
     return Plan(phases, host)

@@ -2,7 +2,8 @@
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) in its safetensors format.
 
 `shard-<rank>-model-<i>-of-<n>.safetensors` say which pieces of what they hold, so that no rank has to talk to another:
-each writes what it has, and reads what it is to have, whoever wrote it.
+each writes what it has, and reads what it is to have, whoever wrote it. For each further part of a large piece 100,000
+is added to the rank.
 """
 
 import warnings
@@ -31,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 
 FILE_BYTES = 16 * 2**20  # of one file, which is put together in memory
 MOST_FILES = 16  # of one rank: larger ones then
+_MOST_RANKS = 100_000  # whose files have numbers of their own
 
 
 class BadCheckpoint(ValueError):
@@ -102,9 +104,9 @@ class _LoadPlanner(DefaultLoadPlanner):
 class _Writer(HuggingFaceStorageWriter):
     """Of one rank alone."""
 
-    def __init__(self, folder: Path, files: dict[str, int], rank: int):
+    def __init__(self, folder: Path, files: dict[str, int], shard: int):
         super().__init__(str(folder), files, save_distributed=True)
-        self.shard = rank + 1
+        self.shard = shard
         self.sync_files = False  # who has it written waits for the disk, once (`runtime.manifest`)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -114,18 +116,35 @@ class _Writer(HuggingFaceStorageWriter):
 
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], rank: int) -> None:
     """Write them into files of this rank, on this rank alone. Raises OSError."""
-    files, filled = dict[str, int](), 0
-    limit = max(FILE_BYTES, sum(piece.values.nbytes for piece in pieces.values()) // MOST_FILES)
-    for name, piece in pieces.items():
-        filled += piece.values.nbytes
-        files[name] = filled // limit
-    numbers = {old: new for new, old in enumerate(sorted(set(files.values())), start=1)}
-    files = {name: numbers[old] for name, old in files.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    if pieces:
-        with _alone(folder):
-            values = {name: piece.values for name, piece in pieces.items()}
-            write(values, storage_writer=_Writer(folder, files, rank), planner=_SavePlanner(pieces), no_dist=True)
+    limit = max(FILE_BYTES, sum(piece.values.nbytes for piece in pieces.values()) // MOST_FILES)
+    for number, parts in enumerate(_in_parts(pieces, limit)):
+        _write(folder, parts, rank + 1 + number * _MOST_RANKS, limit)
+
+
+def _in_parts(pieces: Mapping[str, Piece], limit: int) -> Iterator[dict[str, Piece]]:
+    """Cut pieces of more than `limit` bytes: their first parts beside those that are none, then their second ones, ...;
+    a file has one of a name."""
+    rest = dict(pieces)
+    while rest:
+        cut = {name: max(1, limit // piece.values.itemsize) for name, piece in rest.items()
+               if piece.values.dim() == 1 and piece.values.nbytes > max(limit, piece.values.itemsize)}  # fmt: skip
+        yield {name: replace(piece, values=piece.values[: cut.get(name)]) if name in cut else piece
+               for name, piece in rest.items()}  # fmt: skip
+        rest = {name: replace(rest[name], values=rest[name].values[length:], start=(rest[name].start[0] + length,))
+                for name, length in cut.items()}  # fmt: skip
+
+
+def _write(folder: Path, pieces: Mapping[str, Piece], shard: int, limit: int) -> None:
+    files, filled, number = dict[str, int](), 0, 1
+    for name, piece in pieces.items():
+        if filled and filled + piece.values.nbytes > limit:
+            filled, number = 0, number + 1
+        filled += piece.values.nbytes
+        files[name] = number
+    with _alone(folder):
+        values = {name: piece.values for name, piece in pieces.items()}
+        write(values, storage_writer=_Writer(folder, files, shard), planner=_SavePlanner(pieces), no_dist=True)
 
 
 class PieceReader(HuggingFaceStorageReader):

@@ -1,4 +1,5 @@
-"""The weights of a model that ZeRO-3 has cut over the ranks: whole for a moment, a few at a time, and saved so.
+"""The weights of a model that ZeRO-3 has cut over the ranks: whole for a moment, a few at a time, and saved so; large
+ones never, but slice by slice.
 
 No rank and no host ever has to hold all of them. To gather is a collective: every rank makes the same calls in the same
 order, from its main thread.
@@ -17,8 +18,8 @@ from transformers.core_model_loading import WeightConverter
 
 from espalier.models.in_parts import whole_shape
 from espalier.models.merged import Merged, merge_plan
-from espalier.runtime.distributed import is_main_rank
-from espalier.training.weight_files import join_folders, join_model
+from espalier.runtime.distributed import device, is_main_rank, rank, send_from, world_size
+from espalier.training.weight_files import grown, join_folders, join_model
 
 GROUP_BYTES = 4 * 2**20  # gathered at once: less is mostly waiting
 FILE_BYTES = 2 * 2**30  # of weights in one file of a saved model
@@ -43,6 +44,27 @@ class Shards:
     def whole(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Have these whole within, not to be written to; entered by every rank, left by each when it likes."""
         return self._gather(list(tensors))
+
+    def has_stretches(self, tensor: torch.Tensor) -> bool:
+        """Say whether `numbers` gives a tensor: rank r of N has the r-th N-th of it, as it is. Not where it is whole on
+        every rank, on an NVMe, rounded, or cut over fewer ranks than all."""
+        own = getattr(tensor, "ds_tensor", None)
+        if own is None or own.device.type not in ("cpu", device().type) or own.dtype != tensor.dtype:
+            return False
+        is_plain = getattr(own, "ds_quant_scale", None) is None and own.numel() == own.ds_numel
+        return is_plain and own.ds_numel == -(-whole_shape(tensor).numel() // world_size())
+
+    def numbers(self, tensor: Any, start: int, stop: int) -> torch.Tensor:
+        """Return [stop - start] of a flattened tensor that `has_stretches`; on every rank, where it may be dropped."""
+        own = tensor.ds_tensor.reshape(-1)
+        found, length = torch.empty(stop - start, dtype=own.dtype, device=device()), len(own)
+        for owner in range(start // length, -(-stop // length)):
+            first, end = max(start, owner * length), min(stop, (owner + 1) * length)
+            part = found[first - start : end - start]
+            if owner == rank():
+                part.copy_(own[first - owner * length : end - owner * length])
+            send_from(owner, part)
+        return found
 
 
 class GatheredWeights:
@@ -101,15 +123,27 @@ class GatheredWeights:
         """Let go of what was gathered, on this rank."""
         self._held.close()
 
+    def is_in_slices(self, names: Sequence[str]) -> bool:
+        """Say whether a group is one large weight whose slices can be had (`slice_of`)."""
+        first = self.first(names[0])
+        is_plain = len(names) == 1 and len(self.plan[names[0]].sources) == 1
+        return is_plain and self.shards.size(first) > GROUP_BYTES and self.shards.has_stretches(first)
+
+    @torch.no_grad()
+    def slice_of(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return [stop - start] of the flattened weight; on every rank."""
+        return self.shards.numbers(self.first(name), start, stop)
+
     def save(self, model: Any, folder: Path, limit: int = FILE_BYTES) -> None:
         """Write a standard folder of `model`, a transformers one, in files of `limit` bytes or a layer; on every rank.
-        Rank 0 writes what it has gathered before it gathers more: a weight or `GROUP_BYTES`, or a layer of a network
-        whose layers transformers cuts or joins."""
+        Rank 0 writes what it has gathered before it gathers more: `GROUP_BYTES`, of small weights or of a large one; or
+        a layer of a network whose layers transformers cuts or joins."""
         names_of: dict[str, list[str]] = {}  # tied names in the file of the first: transformers knows which one to keep
         for name, first in self.first_names.items():
             names_of.setdefault(first, []).append(name)
         sizes = {first: self._size(first) for first in names_of}
-        atom_of = layer_of if converts_weights(model) else str
+        is_converted = converts_weights(model)
+        atom_of = layer_of if is_converted else str
         files = groups_of(sizes, limit, layer_of)
         written: list[Path] = []
         for names in files:
@@ -117,7 +151,8 @@ class GatheredWeights:
             pieces: list[Path] = []
             for group in groups_of({name: sizes[name] for name in names}, GROUP_BYTES, atom_of):
                 pieces.append(place / f"piece-{len(pieces) + 1}")
-                self._write(model, group, names_of, pieces[-1])
+                write = self._write_slices if not is_converted and self.is_in_slices(group) else self._write
+                write(model, group, names_of, pieces[-1])
             if is_main_rank():
                 join_folders(pieces, place)
                 written.append(place)
@@ -133,6 +168,20 @@ class GatheredWeights:
         if is_main_rank():
             model.save_pretrained(folder, state_dict=found, max_shard_size=2**62)  # pops what it has written
         self.release()
+
+    def _write_slices(self, model: Any, names: Sequence[str], names_of: Mapping[str, list[str]], folder: Path) -> None:
+        """Write one large weight under all of its names, of which no rank holds more than a slice."""
+        whole = self.first(names[0])
+        size = whole_shape(whole).numel()
+        if is_main_rank():  # transformers chooses the names, and sees one number
+            found = dict.fromkeys(names_of[names[0]], torch.zeros(1, dtype=whole.dtype))
+            model.save_pretrained(folder, state_dict=found)
+        with grown(folder / "model.safetensors", whole_shape(whole)) if is_main_rank() else nullcontext() as write:
+            step = GROUP_BYTES // whole.dtype.itemsize
+            for start in range(0, size, step):
+                part = self.slice_of(names[0], start, min(size, start + step))
+                if write is not None:
+                    write(part.cpu().view(torch.uint8).numpy().data)
 
     def _size(self, name: str) -> int:
         return sum(self.shards.size(self.shards.tensors[source]) for source in self.plan[name].sources)

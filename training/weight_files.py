@@ -7,8 +7,10 @@ bit.
 """
 
 import json
+import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +64,8 @@ def join_tensors(pieces: Sequence[Path], target: Path) -> None:
     for row in tensors:
         header[row.name] = {"dtype": row.dtype, "shape": row.shape, "data_offsets": [place, place + row.size]}
         place += row.size
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
     with target.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        _write_header(file, header)
         for row in tensors:
             _copy(row, file)
     for path in pieces:
@@ -77,6 +77,37 @@ def _copy(row: _Tensor, file: Any) -> None:
         source.seek(row.start)
         for done in range(0, row.size, _COPIED):
             file.write(source.read(min(_COPIED, row.size - done)))
+
+
+@contextmanager
+def grown(path: Path, shape: Sequence[int]) -> Iterator[Callable[[Any], object]]:
+    """Replace a file of tensors of one number, the same one under several names perhaps, by one in which they have a
+    shape: what is yielded takes the bytes of the tensor, in parts."""
+    words, rows = _tensors(path)
+    if not rows:  # transformers does not write it
+        yield len
+        return
+    size = rows[0].size * math.prod(shape)
+    header: dict[str, Any] = {"__metadata__": words} if words else {}
+    for place, row in enumerate(rows):
+        offsets = [place * size, (place + 1) * size]
+        header[row.name] = {"dtype": row.dtype, "shape": list(shape), "data_offsets": offsets}
+    with path.open("wb") as file:
+        begin = _write_header(file, header)
+        yield file.write
+        if file.tell() != begin + size:
+            raise ValueError(f"{path}: {file.tell() - begin} bytes came of a tensor of {size}")
+        file.flush()
+        for row in rows[1:]:
+            _copy(_Tensor(row.name, row.dtype, list(shape), path, begin, size), file)
+
+
+def _write_header(file: Any, header: Mapping[str, Any]) -> int:
+    """Return where the numbers begin."""
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    return 8 + len(text)
 
 
 def join_folders(parts: Sequence[Path], folder: Path) -> None:

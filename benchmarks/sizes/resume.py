@@ -2,8 +2,9 @@
 
     bash scripts/bench.sh sizes resume [--quick]
 
-The real program, SFT in float32 of a small Llama with random weights, by gloo on CPUs: without DeepSpeed, by ZeRO-2 and
-by ZeRO-3. A run of four ranks has a checkpoint at half its steps; from there it is done again on fewer.
+The real program, SFT in float32 of a small Llama with random weights, by gloo on CPUs: without DeepSpeed, by ZeRO-2, by
+ZeRO-3, and with every layer cut over two ranks (on two). A run of four ranks has a checkpoint at half its steps; from
+there it is done again on fewer.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from benchmarks.gpu.training import Shape, digits, write_model
@@ -23,8 +25,9 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import Demonstration
 
 HOW = "bash scripts/bench.sh sizes resume"
-GOAL, RANKS, FEWER, STEPS = 1e-5, 4, (2, 1), 8
-ENGINES = ("none", "zero2", "zero3")
+GOAL, RANKS, STEPS = 1e-5, 4, 8
+ENGINES = {"none": (2, 1), "zero2": (2, 1), "zero3": (2, 1), "tensor_parallel": (2,)}
+"""And on how many ranks their checkpoints go on; two share a layer with tensor parallelism."""
 SHAPE = Shape(128, 384, 4, 4, 2, 1024, length=64, batch=8, micro=2, num_steps=STEPS, num_warm=0)
 QUICK = Shape(64, 128, 2, 2, 1, 400, length=64, batch=8, micro=2, num_steps=STEPS, num_warm=0)
 
@@ -64,7 +67,7 @@ def resumed(engine: str, shape: Shape, folder: Path) -> list[dict[str, Any]]:
     train(run, engine, RANKS, shape, folder)
     run.rename(straight)
     wanted, weights = losses_of(straight), load_file(straight / "model" / "model.safetensors")
-    for num_ranks in FEWER:
+    for num_ranks in ENGINES[engine]:
         shutil.copytree(straight, run, ignore=lambda path, names: {"model"} if Path(path) == straight else set())
         train(run, engine, num_ranks, shape, folder)
         if f"at step {shape.num_steps // 2} of {shape.num_steps}" not in (folder / "log").read_text():
@@ -104,11 +107,12 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
     parser.add_argument("--quick", action="store_true", help="a tiny network: does it run; prints, writes no result")
     is_quick = parser.parse_args(words).quick
     shape = QUICK if is_quick else SHAPE
+    torch.set_num_threads(1)  # forked ranks would wait for threads that this process alone has
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sizes-") as name:
         write_model(Path(name) / "model", shape)
         write_records(Path(name) / "examples.jsonl", demonstrations(shape))
-        for engine in ENGINES[:1] if is_quick else ENGINES:
+        for engine in [*ENGINES][:1] if is_quick else ENGINES:
             rows += resumed(engine, shape, Path(name))
     part = {
         "figures": {"resumed_loss_error": figure(rows)},

@@ -3,14 +3,15 @@ is written and read, beside its share of it.
 
     bash scripts/bench.sh shares [--quick]
 
-A Llama of 100M random parameters, on CPUs by gloo. A share is what a rank keeps of the weights: a fourth; of a
-checkpoint the moments too. Counted is memory of the process: the most that its pages rise by, as the kernel keeps it,
-while weights are saved and delivered, and a checkpoint written and read (the share lies there before; while weights are
-saved and delivered, what an optimizer keeps beside it is no part of it), and while they are loaded the most of its own
-pages whenever DeepSpeed has taken its part of a weight and what it was taken from is there; the file that is read is
-mapped, its pages are the system's and common to all ranks. What comes on top of a share does not grow with the network
-but with its largest weight (here a sixteenth of a share), so it is given in such weights too; gloo's own copies are in
-it. A reference is loaded as training in bf16 loads it. With `--quick` nothing is written.
+A network with the proportions of Qwen2.5-0.5B and random weights, half as wide and with half the vocabulary, on CPUs
+by gloo: its embedding is 1.1 of a share. A share is what a rank keeps of the weights: a fourth; of a checkpoint the
+moments too. Counted is memory of the process: the most that its pages rise by, as the kernel keeps it, while weights
+are saved and delivered, and a checkpoint written and read (the share lies there before; while weights are saved and
+delivered, what an optimizer keeps beside it is no part of it), and while they are loaded the most of its own pages
+whenever DeepSpeed has taken its part of a weight and what it was taken from is there; the file that is read is mapped,
+its pages are the system's and common to all ranks. What comes on top of a share is given in largest weights too;
+gloo's own copies are in it. A reference and a reward model are loaded as training in bf16 loads them. With `--quick`
+nothing is written.
 """
 
 import argparse
@@ -27,13 +28,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.training import SHAPES, Shape, write_model
 from benchmarks.processes.forked import exit_code, start, start_ranks
 from benchmarks.processes.sides import load_before, peak_rss
 from benchmarks.result import write_result
+from benchmarks.sizes.qwen_shape import TINY, QwenShape, write_qwen
 from benchmarks.sizes.tensor_memory import own_pages, reset_peak_rss
-from espalier.models.in_parts import whole_shape
+from espalier.models.in_parts import is_part, whole_shape
 from espalier.models.load import load_policy, load_reference
+from espalier.models.scalar_head import load_process_reward
 from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
 from espalier.rl.training_engines import make_training_engine
 from espalier.runtime.distributed import barrier, process_group, rank
@@ -49,8 +51,8 @@ from espalier.training.shards import GatheredWeights
 
 HOW = "bash scripts/bench.sh shares"
 GOAL, RANKS, MIB = 1.3, 4, 2**20
-SHAPE = SHAPES["100m"]
-QUICK = Shape(64, 128, 4, 2, 1, 400, length=64, batch=8, micro=2, num_steps=1, num_warm=0)
+SHAPE = QwenShape(75_968, 448, 24, 7, 1, 2432)
+TEXTS = ["one and two are three"]
 READER = """
 import json, sys
 from espalier.sampling.weight_stream import Invitation, WeightReceiver
@@ -60,7 +62,7 @@ print(sum(1 for _ in WeightReceiver(Invitation(**json.loads(sys.argv[1])), 1).re
 
 def share_of(model: Any) -> int:
     """Return the bytes that this rank keeps of the weights."""
-    return sum(value.ds_tensor.nbytes for value in model.parameters())
+    return sum(value.ds_tensor.nbytes for value in model.parameters() if is_part(value))
 
 
 def deliver(weights: ShardedWeights) -> None:
@@ -72,7 +74,7 @@ def deliver(weights: ShardedWeights) -> None:
         reader = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         sender.join()
         sender.send(weights.kinds, weights.items())
-        if int(reader.communicate(timeout=60)[0]) != len(weights.kinds):
+        if int(reader.communicate(timeout=300)[0]) != len(weights.kinds):
             raise SystemExit("error: not all weights came")
         sender.close()
 
@@ -90,7 +92,8 @@ def _rank(folder: Path) -> None:
     """Write what this rank held to `<folder>/<rank>.json`."""
     torch.set_num_threads(1)
     ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: what is freed goes back at once
-    words = [f"model.path={folder}/model", "output_dir=unused", "precision=fp32", "deepspeed=zero3"]
+    words = [f"model.path={folder}/model", "output_dir=unused", "precision=fp32", "deepspeed=zero3",
+             "+deepspeed.zero_optimization.stage3_max_live_parameters=0"]  # fmt: skip
     config, found = compose_config(RLConfig, "rl", words), dict[str, dict[str, int]]()
 
     def note_load(phase: str, read: Callable[[str], Any], precision: str) -> Any:
@@ -113,11 +116,13 @@ def _rank(folder: Path) -> None:
         with loading(config.deepspeed, precision):
             return read(f"{folder}/model")
 
-    with process_group(timeout_seconds=120, is_needed_alone=True):
+    with process_group(timeout_seconds=300, is_needed_alone=True):
         for _ in range(2):  # what a library keeps from its first use
             load(load_policy, "")
         gc.collect()
         note_load("loading a reference", load_reference, "bf16")
+        gc.collect()
+        note_load("loading a reward model", lambda path: load_process_reward(path, 1), "bf16")
         gc.collect()
         model = note_load("loading", load_policy, "")
         own = share_of(model)
@@ -136,11 +141,11 @@ def _rank(folder: Path) -> None:
     (folder / f"{rank()}.json").write_text(json.dumps({"phases": found, "largest": largest}))
 
 
-def run(shape: Shape) -> list[dict[str, Any]]:
+def run(shape: QwenShape) -> list[dict[str, Any]]:
     """Return what each rank found. Raises SystemExit where one fails."""
     with tempfile.TemporaryDirectory(prefix="shares-") as name:
         folder = Path(name)
-        exit_code(start(lambda: write_model(folder / "model", shape)))  # whose memory the ranks would inherit
+        exit_code(start(lambda: write_qwen(folder / "model", TEXTS, shape)))  # whose memory the ranks would inherit
         log = folder / "log"
         codes = [exit_code(pid) for pid in start_ranks("benchmarks/sizes/shares.py", ["--rank", name], log, RANKS)]
         if any(codes):
@@ -180,7 +185,7 @@ def main() -> None:
         _rank(options.rank)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    load, shape = load_before(), QUICK if options.quick else SHAPE
+    load, shape = load_before(), TINY if options.quick else SHAPE
     ranks = run(shape)
     figures, table = summary(ranks)
     if options.quick:

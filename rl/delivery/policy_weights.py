@@ -21,7 +21,7 @@ from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy, voca
 from espalier.rl.probes.kept_pass import KeptPasses
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.distributed import from_main_rank
-from espalier.sampling.weight_buckets import Kinds
+from espalier.sampling.weight_buckets import Kinds, Sliced
 from espalier.training.engine import named_weights
 from espalier.training.shards import GROUP_BYTES
 
@@ -59,15 +59,20 @@ class PolicyWeights(ABC):
         """By every name the first one of the same tensor."""
 
     @abstractmethod
-    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def whole(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the weights in the order of `kinds`, not to be written to, and each to be let go before the next is
         asked for: on every rank from its main thread, of which other ranks than 0 may get none; or on rank 0 alone
         within `on_all_ranks`. May be asked for again."""
 
+    def items(self) -> Iterable[tuple[str, torch.Tensor | Sliced]]:
+        """Return them to be sent, as `whole`, but on rank 0 alone within `on_all_ranks`: those of which nobody has to
+        hold all in slices."""
+        return self.whole()
+
     @abstractmethod
     def scores(self, canaries: Sequence[Canary], precision: str, dtype: torch.dtype | None = None) -> Scores:
         """Return what they make of the canaries' responses; with `dtype`, the output of every layer rounded to it.
-        Called as `items`."""
+        Called as `whole`."""
 
     @abstractmethod
     def perturbed(self, scales: Mapping[str, float], seed: int) -> "PolicyWeights":
@@ -132,7 +137,7 @@ class HeldWeights(PolicyWeights):
         owners: dict[int, str] = {}
         return {name: owners.setdefault(self._sources(name)[0].data_ptr(), name) for name in self.plan}
 
-    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Make one after the other."""
         for name in self.plan:
             yield name, self._weight(name)

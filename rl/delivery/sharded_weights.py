@@ -1,8 +1,8 @@
 """The weights of a policy that ZeRO-3 cuts, which no rank and no host holds whole.
 
-They are gathered a few at a time when they are sent, and it is the sharded model itself, on all ranks, that computes
-what is looked at before a delivery and what proves that deliveries arrive. For that proof noise is put on each
-parameter while it is whole: the ranks' own parts are not touched.
+They are gathered a few at a time when they are sent, large ones slice by slice, and it is the sharded model itself, on
+all ranks, that computes what is looked at before a delivery and what proves that deliveries arrive. For that proof
+noise is put on each parameter while it is whole: the ranks' own parts are not touched.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from espalier.rl.delivery.policy_weights import Noise, PolicyWeights
 from espalier.rl.probes.canary import Canary, Scores, canary_scores, noisy, vocabulary_of
 from espalier.rl.probes.rounding import rounded
 from espalier.runtime.rank_calls import RankCalls
-from espalier.sampling.weight_buckets import Kinds
+from espalier.sampling.weight_buckets import Kinds, Sliced
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights
 
@@ -38,6 +38,10 @@ class ShardedPolicy:
     def gather(self, number: int, noise: Noise) -> list[tuple[str, torch.Tensor]]:
         """Return a group's weights on rank 0, which holds them until the next call."""
         return self.weights.gather(self.groups[number], self._making(noise))
+
+    def numbers(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return [stop - start] of a large weight, flattened."""
+        return self.weights.slice_of(name, start, stop)
 
     def rest(self) -> None:
         """Let go of what was gathered."""
@@ -91,13 +95,28 @@ class ShardedWeights(PolicyWeights):
         """Of the model's parameters."""
         return self.policy.weights.first_names
 
-    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather them, group by group."""
         for number in range(len(self.policy.groups)):
-            group = self.calls.ask("gather", number, self.noise)
-            while group:
-                yield group.pop(0)  # what is let go at the other end is held by nobody else
+            yield from self._group(number)
         self.calls.ask("rest")
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor | Sliced]]:
+        """Gather them, group by group; a large one that has no noise slice by slice."""
+        weights, kinds = self.policy.weights, self.kinds
+        has_noise = self.noise.by_name(weights.first_names)
+        for number, names in enumerate(self.policy.groups):
+            if names[0] not in has_noise and weights.is_in_slices(names):
+                self.calls.ask("rest")  # what came before is let go
+                yield names[0], Sliced(kinds[names[0]][0], partial(self.calls.ask, "numbers", names[0]))
+            else:
+                yield from self._group(number)
+        self.calls.ask("rest")
+
+    def _group(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
+        group = self.calls.ask("gather", number, self.noise)
+        while group:
+            yield group.pop(0)  # what is let go at the other end is held by nobody else
 
     def scores(self, canaries: Sequence[Canary], precision: str, dtype: torch.dtype | None = None) -> Scores:
         """Have all ranks compute them."""

@@ -20,7 +20,7 @@ from espalier.data.records import BadInput, Trajectory
 from espalier.models.attention_kernels import BadAttention
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy
-from espalier.models.logits import all_logits, response_values
+from espalier.models.logits import all_logits, one_by_one, response_values
 from espalier.models.logprobs import response_logprobs, target_scores
 from espalier.models.packing_check import PackingCheck, check_packing, choose_layout, packing_of
 from espalier.models.scalar_head import load_critic, load_process_reward
@@ -28,6 +28,7 @@ from espalier.rewards.process import row_logits, score_trajectories
 from espalier.rl.engines_from_config import check_window
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import TrainConfig
+from espalier.training.cut_networks import CutNetwork, CutNetworks
 from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
@@ -261,6 +262,12 @@ def test_states_that_are_no_numbers_and_cut_weights_that_take_rows_one_at_a_time
     model._packing = (model.config._attn_implementation, PackingCheck("alone", reason="so"))
     with pytest.raises(BadAttention, match=r"one at a time \(so\), which ZeRO-3 cannot: set deepspeed=zero2"):
         choose_layout(model, "auto", 5)
+    ids = torch.tensor([[5, 6, 7], [5, 6, 0]])
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    with pytest.raises(BadAttention, match="ranks would make unequal numbers of passes with ZeRO-3"):
+        one_by_one(model, inputs)
+    taking_turns = CutNetwork(model, CutNetworks({}))  # where they may
+    assert [row["input_ids"].tolist() for row in one_by_one(taking_turns, inputs)] == [[[5, 6, 7]], [[5, 6]]]
 
 
 def test_logits_that_are_more_than_the_head_are_seen_by_the_networks_own_answer(tmp_path: Path) -> None:

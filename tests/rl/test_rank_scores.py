@@ -3,6 +3,7 @@ process; an error, or a signal, on one rank ends both."""
 
 import asyncio
 import json
+import shutil
 import signal
 import threading
 import time
@@ -18,6 +19,8 @@ import torch
 from benchmarks.processes.forked import run_ranks
 from espalier.data.answers.stated_answers import Forecast
 from espalier.data.records import Trajectory
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.rewards.calibration import LinguisticCalibrationReward
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.model_forecasts import ModelForecasts
@@ -80,6 +83,29 @@ def test_each_of_two_ranks_scores_half_of_the_tokens_and_the_scores_are_those_of
     assert all(0.4 * alone < share < 0.6 * alone for share in shares), shares
 
 
+def with_ratio(policy: Path, prm: Path, folder: Path) -> Path:
+    """The reward model beside a log-ratio of the policy, changed, and itself."""
+    own = folder / "prm"
+    shutil.copytree(prm, own)
+    model = load_policy(str(policy))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    model.save_pretrained(folder / "moved")
+    load_tokenizer(str(policy)).save_pretrained(folder / "moved")
+    write_log_ratio_reward(folder / "prm-ratio", str(folder / "moved"), str(policy), Scale(slope=0.1))
+    return own
+
+
+@pytest.mark.parametrize("scenario", slow_unless(lambda one: one == "cut", ["cut", "cut_ahead"]))
+def test_reward_models_that_zero_3_cuts_over_two_ranks_score_as_whole_ones_do(
+    scenario: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+) -> None:
+    alone, shares = both(scenario, tiny_policy, with_ratio(tiny_policy, tiny_prm, tmp_path), tmp_path)
+    assert sum(shares) == alone
+    assert all(0.4 * alone < share < 0.6 * alone for share in shares), shares
+
+
 @pytest.mark.slow
 def test_rank_0_alone_scores_batches_ahead_whose_groups_are_replaced_and_all_ranks_evaluations(
     tiny_policy: Path, tiny_prm: Path, tmp_path: Path
@@ -103,6 +129,7 @@ def test_a_reward_that_asks_elsewhere_too_is_rank_0s_alone(tiny_policy: Path, ti
             ("nan_ahead", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
             ("nan", [1, 1], "error: rank 1: reward is not a number: the reward of trajectory rl-0/"),
             ("refused", [2, 2], "error: rank 1: rl-0/"),
+            ("cut_refused", [2, 2], "error: rank 1: rl-0/"),
             ("fails", [99, 1], "MemoryError: no room for a batch"),  # a traceback of the forked test
         ],
     ),
@@ -111,7 +138,8 @@ def test_an_error_of_one_rank_while_all_score_ends_both_in_one_line(
     scenario: str, expected: list[int], line: str, tiny_policy: Path, tiny_prm: Path, tmp_path: Path
 ) -> None:
     started = time.monotonic()
-    codes, lines = run(tmp_path, scenario, 2, tiny_policy, tiny_prm)
+    prm = with_ratio(tiny_policy, tiny_prm, tmp_path) if scenario.startswith("cut") else tiny_prm
+    codes, lines = run(tmp_path, scenario, 2, tiny_policy, prm)
     assert codes == expected, lines[-30:]
     assert time.monotonic() - started < 50
     (found,) = (one for one in lines if one.startswith(("error: ", "MemoryError: ")))

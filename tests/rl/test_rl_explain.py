@@ -1,5 +1,6 @@
 """What an RL run amounts to: the arithmetic of published runs by hand, and what the stage writes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, RLConfig
 from espalier.training import memory_of_run
 from espalier.training.memory_of_run import network_of
+from espalier.training.memory_plan import Setup, memory_plan
 from tests.support.root_config import root_config
 
 RLVR = 29_946  # GSM8K 7,473 + MATH 7,500 + instructions 14,973
@@ -149,7 +151,12 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
 
     def planned(reward: str, key: str, path: Path) -> int:
         given = [f"model.path={tiny_policy}", "output_dir=D", f"reward={reward}", f"{key}={path}", "advantage=rloo"]
-        return rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given), 1, is_gpu=True).frozen
+        return read_by(rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given), 1, is_gpu=True))
+
+    def read_by(setup: Setup) -> int:
+        (phase, *_) = memory_plan(replace(setup, reference=None)).phases
+        assert phase.parts.get("frozen networks", 0) == 4 * (setup.frozen + sum(setup.frozen_cut))
+        return setup.frozen + sum(setup.frozen_cut)
 
     whole = network_of(str(tiny_policy)).shape
     assert planned("generative_verifier", "reward.terms.verifier.path", tiny_policy) == whole.parameters
@@ -163,13 +170,32 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
              f"+samples.estimators.own.path={tmp_path / 'prm'}", "reward=outcome", f"model.path={tiny_policy}",
              "output_dir=D"]  # fmt: skip
     config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given)
-    assert rl_setup(config, 8, is_gpu=True).frozen == 2 * halves  # whole on each of the ranks, which share the rows
+    assert read_by(rl_setup(config, 8, is_gpu=True)) == 2 * halves  # whole on each of the ranks, which share the rows
+    # with ZeRO-3 the n-th part, but of networks that others than models/frozen_reward.py load, or rank 0 alone reads
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*given, "deepspeed=zero3"])
+    cut = rl_setup(config, 8, is_gpu=True)
+    assert (cut.frozen, cut.frozen_cut) == (halves, (halves,))
+    held = [plan.phases[0].parts["frozen networks"] for plan in map(memory_plan, (cut, replace(cut, frozen=0)))]
+    assert held == [4 * halves + -(-4 * halves // 8), -(-4 * halves // 8)]
+    gathered = {phase.name: phase.parts for phase in memory_plan(cut).phases}["reward model's pass"]["gathered weights"]
+    assert gathered == 4 * halves
+    ahead = ["rollout.max_staleness=1", "rollout.dynamic_sampling_rounds=2"]
+    engines = ["+reward.terms.judge._target_=x", "+reward.terms.judge.asking._target_=y"]
+    for name, more, are_cut in (("ratio", [], 2), ("prm", [], 1), ("prm", ahead, 0), ("prm", engines, 0)):
+        given = [f"model.path={tiny_policy}", "output_dir=D", "reward=process", "advantage=rloo", "deepspeed=zero3",
+                 f"reward.terms.process.path={tmp_path / name}"]  # fmt: skip
+        cut = rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*given, *more]), 8, is_gpu=True)
+        assert (len(cut.frozen_cut), bool(cut.frozen)) == (are_cut, not are_cut)
+    given = [f"model.path={tiny_policy}", "output_dir=D", "reward=generative_verifier", "advantage=rloo",
+             f"reward.terms.verifier.path={tiny_policy}", "deepspeed=zero3"]  # fmt: skip
+    cut = rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given), 8, is_gpu=True)
+    assert (cut.frozen, cut.frozen_cut) == (whole.parameters, ())
     reads = [f"reward.forecasts.forecaster.path={tmp_path / 'prm'}", "reward.forecasts.problems=P"]
     for reward, held in (("linguistic_calibration_models", whole.parameters), ("linguistic_calibration_engines", 0)):
         given = [f"model.path={tiny_policy}", "output_dir=D", "task.path=P", f"reward={reward}", *reads]
         given.append(f"reward.forecasts.extractor.path={tiny_policy}")
         config = compose_config(RLConfig, "exp/ppo/linguistic_calibration", given)
-        assert rl_setup(config, 1, is_gpu=True).frozen == halves + held
+        assert read_by(rl_setup(config, 1, is_gpu=True)) == halves + held
 
 
 def test_a_learner_asks_its_memory_plan_before_it_loads_a_network(

@@ -64,7 +64,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_delivery_ends_the_others(tiny_poli
     started = time.monotonic()
     codes, printed = ranks("rank_1", tiny_policy, tmp_path, CUT)
     assert 0 not in codes
-    assert "no room for a group" in printed
+    assert "no room for a slice" in printed
     assert time.monotonic() - started < 120
 
 

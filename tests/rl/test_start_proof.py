@@ -138,7 +138,7 @@ class LinearWeights(PolicyWeights):
     def first_names(self) -> Any:
         return {name: name for name in self.effects}
 
-    def items(self) -> Any:
+    def whole(self) -> Any:
         return []
 
     def on_all_ranks(self, call: Any) -> Any:

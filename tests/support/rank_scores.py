@@ -4,6 +4,8 @@ output=RUN_DIR`, alone or behind a launcher. The last part of RUN_DIR's name say
 - `plain`: GRPO that replaces groups, and evaluations by reward; `prof`: with a filter; `vineppo`: with completions to
   score; `ahead`, `vineppo_ahead` and, with groups that are replaced, `replaced_ahead`: batches are drawn ahead;
   `beside`: the network stands beside a judge that is asked elsewhere;
+- `cut`: the network of one term of the reward, and both of another, a log-ratio, are cut over the ranks, if there are
+  two;
 - `nan`, `refused`: rank 1 finds a score that is no number, or a trajectory that it cannot score; `fails`: rank 0 does;
 - `stopped`: rank 0 gets SIGTERM while all score the rollouts of the second iteration, at the first start;
 - `nan_ahead`, `stopped_ahead`: the same of batches that are drawn ahead.
@@ -25,6 +27,9 @@ import torch
 
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models import frozen_reward
+from espalier.models.frozen_reward import cut_by
+from espalier.models.in_parts import is_part, whole_shape
 from espalier.models.load import load_tokenizer
 from espalier.rewards import process
 from espalier.rewards.composed import ComposedReward
@@ -34,13 +39,15 @@ from espalier.rewards.score import Score
 from espalier.rl import rollout_filters
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.runtime import peers
-from espalier.runtime.distributed import is_main_rank, process_group, rank
+from espalier.runtime.distributed import is_main_rank, process_group, rank, world_size
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import StageConfig
+from espalier.training.cut_networks import of_run
 from tests.support.rl_cases import make_trainer
 
 num_scored = 0
+ZERO3 = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}, "steps_per_print": 10**9}
 
 
 def count(trajectories: Sequence[Trajectory]) -> None:
@@ -74,7 +81,7 @@ class Counted:
             return scores
         if kind == "nan" and rank() == 1:
             return [replace(scores[0], outcome=float("nan")), *scores[1:]]
-        if self.scenario == "refused" and rank() == 1:
+        if self.scenario.endswith("refused") and rank() == 1:
             raise BadInput(f"{trajectories[0].id}: a row of 9 tokens for a network of 8 positions")
         if self.scenario == "fails" and is_main_rank():
             raise MemoryError("no room for a batch")
@@ -95,13 +102,22 @@ class Judge:
 
 def settings_of(scenario: str, prm: str) -> dict[str, Any]:
     """Of the trainer."""
-    counted = Counted(process.ProcessReward(prm), scenario)
+    is_several = scenario.startswith("cut")
+    with cut_by(of_run(ZERO3 if is_several and world_size() > 1 else None)):
+        counted = Counted(process.ProcessReward(prm, batch_tokens=100 if is_several else 16384), scenario)
+        ratio = process.ProcessReward(f"{prm}-ratio", batch_tokens=200) if is_several else None
     found: dict[str, Any] = {"reward": ComposedReward({"outcome": OutcomeReward(), "process": counted})}
     if scenario == "prof":
         found = {"filter": {"num_kept": 2}, "num_lines": 2}
     elif scenario.startswith("vineppo"):
         outcome = OutcomeModelReward(prm, "probability", takes_last_step=True)
         found = {"reward": Counted(outcome, scenario), "estimator": VinePPO(completions_per_state=2)}
+    elif ratio is not None:
+        weights: list[Any] = [*counted.reward.model.parameters(), *ratio.model.parameters()]
+        held = sum(weight.ds_tensor.numel() for weight in weights if is_part(weight))
+        whole = sum(whole_shape(weight).numel() for weight in weights)
+        assert held == 0 if world_size() == 1 else held < 0.51 * whole
+        found["reward"] = ComposedReward({"outcome": OutcomeReward(), "process": counted, "ratio": ratio})
     elif scenario == "beside":
         found["reward"] = ComposedReward({"judge": Judge(), "process": counted})
     elif not scenario.endswith("ahead") or scenario.startswith("replaced"):
@@ -119,6 +135,7 @@ def main(config: StageConfig) -> None:
     set_up_logging()
     peers.ASK_SECONDS = 1.0
     process.autocast = lambda device: nullcontext()  # bfloat16 rounds scores by other rows beside them to some 5e-4
+    frozen_reward.AUTO = "fp32"
     policy, prm = str(config.input).split(",")
     run_dir = Path(config.output)
     scenario = run_dir.name

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.models.load import load_policy
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.deepspeed_engine import BadSettings, loading, tensor_parallel_size
+from espalier.training.deepspeed_engine import BadSettings, check_heads, loading, tensor_parallel_size
 from espalier.training.deepspeed_pieces import check_optimizer, check_settings
 from espalier.training.loop_from_config import data_ranks, make_engine
 from tests.support.root_config import root_config
@@ -47,6 +48,18 @@ def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch: pytest.Monkey
         make_engine(config(deepspeed=zero(1, 2), lora={"bits": 0}), model)
     with pytest.raises(BadSettings, match=r"lora\.bits cannot be had with ZeRO stage 3"):
         make_engine(config(deepspeed=zero(3), lora={"bits": 4}), model)
+
+
+def test_more_ranks_to_a_layer_than_it_has_heads_of_keys_are_refused(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    model = load_policy(str(tiny_policy))
+    heads = model.config.num_key_value_heads
+    check_heads(model, heads)
+    line = f"autotp_size 8 leaves a rank without a head of keys, .* has {heads}: set .*autotp_size={heads}"
+    with pytest.raises(BadSettings, match=line):
+        make_engine(config(deepspeed=zero(1, 8)), model)
 
 
 def test_an_optimizer_that_no_checkpoint_could_hold_is_refused() -> None:

@@ -165,6 +165,22 @@ def test_files_are_small_enough_to_be_put_together_in_memory(tmp_path: Path, mon
     assert torch.equal(again.held[0].tensor[:16], torch.arange(16.0))
 
 
+def test_a_piece_that_is_larger_than_a_file_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_files, "FILE_BYTES", 12)
+    monkeypatch.setattr(piece_files, "MOST_FILES", 100)
+    for rank, state in enumerate(cut([0, 9, 16], torch.arange(16.0))):
+        state.save(tmp_path, rank, has_buffers=rank == 0)
+    files = [load_file(path) for path in (tmp_path / "pieces").glob("shard-*")]
+    assert max(value.nbytes for file in files for name, value in file.items() if name.startswith("weights/")) == 12
+    assert [*(tmp_path / "pieces").glob("shard-200001-*")]  # third parts of rank 0
+    for borders in ([0, 16], [0, 4, 11, 16]):
+        found = []
+        for start, stop, again in zip(borders, borders[1:], cut(borders, None), strict=False):
+            again.load(tmp_path)
+            found += again.held[0].tensor[: stop - start].tolist()
+        assert found == list(range(16))
+
+
 def test_a_checkpoint_without_the_pieces_of_a_rank_is_refused(tmp_path: Path) -> None:
     for rank, state in enumerate(cut([0, 7, 16], torch.arange(16.0))):
         state.save(tmp_path, rank, has_buffers=rank == 0)
