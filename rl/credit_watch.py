@@ -9,6 +9,7 @@ from statistics import fmean, variance
 
 import torch
 
+from espalier.rl.credit.process_credit import before_last, last_step_share, score_gap
 from espalier.rl.types import Estimate, RolloutGroup
 
 log = logging.getLogger("rl")
@@ -22,6 +23,10 @@ _LARGE_GAP = 0.25
 makes of them."""
 _SURE = 3.0
 """Standard errors."""
+_ENOUGH = 64
+"""Rollouts of which a share of variance is taken."""
+_HALF = 0.5
+"""Of the variance of rewards: what scores leave to the last step beyond it is more than they give all others."""
 
 
 class Once:
@@ -76,17 +81,30 @@ class CutWatch:
 
 @dataclass
 class ScaleWatch:
-    """Looks for scores of a process reward model that are read as values and are none."""
+    """Looks for scores of a process reward model that are read as values (`advantage.form=value`) and are none: on
+    another scale, or so far from what comes that the last step is credited with most of it."""
 
     say: Once = field(default_factory=Once)
+    say_share: Once = field(default_factory=Once)
+    _last: list[tuple[float, float]] = field(default_factory=list)
 
-    def look(self, gap: float, num_rollouts: int) -> None:
-        """`gap`: mean of the score of a state minus the reward of a rollout that passed it, over so many rollouts."""
-        if num_rollouts >= _FEWEST and abs(gap) > _LARGE_GAP:
+    def look(self, scores: Sequence[Sequence[float]], rewards: Sequence[float]) -> None:
+        """`scores[n]` are those of the steps of rollout n."""
+        gap, last = score_gap(scores, rewards), before_last(scores, rewards)
+        if len(last) >= _FEWEST and abs(gap) > _LARGE_GAP:
             self.say("advantage.form=value takes scores for chances of success, and those of inner states are %.2f %s "
                      "the rewards that came, in the mean: the last step pays the difference: set "
                      "advantage.form=progress, or name a reward model that was trained on values of this policy",
                      abs(gap), "above" if gap > 0 else "below")  # fmt: skip
+        self._last += last
+        if len(self._last) < _ENOUGH:
+            return
+        share, self._last = last_step_share(self._last), []
+        if share is not None and share > _HALF:
+            self.say_share("advantage.form=value credits the last step with what scores did not see coming, whatever "
+                           "it did, and that is %.0f %% of the variance of rewards: a policy learns from it to please "
+                           "the model: set advantage.form=progress, which keeps the outcome for every step, or name a "
+                           "reward model that knows more", 100 * share)  # fmt: skip
 
 
 @dataclass

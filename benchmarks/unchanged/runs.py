@@ -73,5 +73,5 @@ ONLINE = (
         advantage.cut_points_per_segment=1"""),
     Run("ReMax", RL, f"{_RL} advantage=remax update.entropy_bonus=0.01"),
     Run("REINFORCE++", RL, f"{_RL} advantage=reinforce_plus_plus advantage.has_group_baseline=true kl=reward"),
-    Run("process values", RL, f"{_RL} advantage=process_values advantage.path={{prm}}"),
+    Run("process values", RL, f"{_RL} advantage=process_values advantage.form=value advantage.path={{prm}}"),
 )  # fmt: skip

@@ -2,8 +2,9 @@
 
 The critic's network is the model: V(s) before the first token of a step is its score at the last token of the step
 before, so `critic=reward_model` starts from a trained process reward model, and what is saved is one. It is read in one
-pass over the rollouts, before the update. Steps are credited in the form "value", A = V(s') - V(s), or "progress" (PAV,
-Setlur et al. 2024), the terminal value being the outcome: rl/credit/process_credit.py.
+pass over the rollouts, before the update. Steps are credited in the form "progress" (PAV, Setlur et al. 2024), the
+outcome and the change of V, or "value", A = V(s') - V(s), where the last step alone sees the outcome and pays for what
+the model did not know: rl/credit/process_credit.py.
 
 It learns from two kinds of samples of V(s), for every inner state s that a rollout passed:
 
@@ -26,6 +27,7 @@ from espalier.rl.credit.monte_carlo_credit import describe_states, mean_rewards
 from espalier.rl.credit.process_credit import credit_rollouts
 from espalier.rl.credit.state_targets import Place, choose_states, inner_states, state_targets
 from espalier.rl.credit.step_credit import check_whole_rewards
+from espalier.rl.credit_watch import ScaleWatch
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.values.monte_carlo import state_key
@@ -49,7 +51,7 @@ class OnlineProcessValueAdvantage:
 
     def __init__(
         self,
-        form: str = "value",
+        form: str = "progress",
         weight: float = 1.0,
         completions_per_refresh: int = 64,
         completions_per_state: int = 4,
@@ -69,6 +71,7 @@ class OnlineProcessValueAdvantage:
         self.plan = CompletionPlan(completions_per_state)
         self.form, self.weight, self.refresh_every = form, weight, refresh_every
         self.num_states = completions_per_refresh // completions_per_state
+        self.scale = ScaleWatch()
         self.by_disagreement = states == "disagreeing"
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
@@ -86,6 +89,8 @@ class OnlineProcessValueAdvantage:
             for own, reward, rollout in zip(states, rewards, rollouts, strict=True)
         ]
         estimate = credit_rollouts(groups, rows, self.form, self.weight, experience.response_mask)
+        if self.form == "value" and not context.asker:
+            self.scale.look(rows, rewards)
         pairs = [(score, row[-1]) for row in rows for score in row[:-1]]
         metrics = {
             "step_score": sum(score for score, _ in pairs) / max(1, len(pairs)),

@@ -37,9 +37,10 @@ class ProcessValueAdvantage:
     samples_more = False
     smallest_group = 2
     has_process_scores = True
+    reads_frozen_reward = True
 
     def __init__(
-        self, path: str, form: str = "value", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "auto"
+        self, path: str, form: str = "progress", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "auto"
     ):
         if form not in FORMS:
             raise BadInput(f"advantage.form must be one of {', '.join(FORMS)}, got '{form}'")
@@ -68,15 +69,16 @@ class ProcessValueAdvantage:
         trajectories = trajectories_of(groups)
         self.prompts(trajectories)
         scores = read_shares(trajectories, self.scores, packs_prompts(self.model))
+        rewards = [reward for group in groups for reward in group.rewards]
         every = [score for row in scores for score in row]
         last = [row[-1] for row in scores if row]
         metrics = {
             "step_score": sum(every) / max(1, len(every)),
             "last_score": sum(last) / max(1, len(last)),
-            "score_gap": score_gap(scores, [reward for group in groups for reward in group.rewards]),
+            "score_gap": score_gap(scores, rewards),
             **self.ranks.look(groups, scores, speaks=not context.asker),
         }
-        if self.form == "value":
-            self.scale.look(metrics["score_gap"], sum(len(row) > 1 for row in scores))
+        if self.form == "value" and not context.asker:
+            self.scale.look(scores, rewards)
         estimate = credit_rollouts(groups, scores, self.form, self.weight, experience.response_mask)
         return replace(estimate, metrics=metrics)

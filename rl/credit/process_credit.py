@@ -55,6 +55,20 @@ def score_gap(scores: Sequence[Sequence[float]], rewards: Sequence[float]) -> fl
     return sum(gaps) / max(1, len(gaps))
 
 
+def before_last(scores: Sequence[Sequence[float]], rewards: Sequence[float]) -> list[tuple[float, float]]:
+    """Return (score of the state before the last step, reward) of the rollouts that have an inner state."""
+    return [(row[-2], reward) for row, reward in zip(scores, rewards, strict=True) if len(row) > 1]
+
+
+def last_step_share(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return what scores before the last step leave to it: the mean square of reward - score as a share of the variance
+    of rewards, for pairs of `before_last`. Of values it is 1 less the share of variance that they explain, 0 where the
+    last step decides nothing, and 1 for one value that is every state's. None where all rewards are equal."""
+    mean = sum(reward for _, reward in pairs) / max(1, len(pairs))
+    spread = sum((reward - mean) ** 2 for _, reward in pairs)
+    return sum((reward - score) ** 2 for score, reward in pairs) / spread if spread > 0 else None
+
+
 def lowest_to_come(scores: Sequence[float]) -> list[float]:
     """Find for every step the lowest score from it on."""
     found: list[float] = []

@@ -143,10 +143,13 @@ SHOWN_CREDIT = {
     "ppo_8": "PPO of 8 problems", "lambda_grpo": "`lambda_grpo`", "shared_prefixes": "`shared_prefixes`",
     "tree": "`tree`", "gold_likelihood": "`gold_likelihood`", "first_error": "`first_error`, its model paid for",
     "first_error (reward model given)": "`first_error`, its model given",
-    "online_prm": "`online_process_values`, its model paid for",
-    "online_prm (reward model given)": "`online_process_values`, its model given",
-    "online_prm_progress": "… with `form=progress`, its model paid for",
-    "online_prm_progress (reward model given)": "… with `form=progress`, its model given", "prime": "PRIME",
+    "online_prm_progress": "`online_process_values`, its model paid for",
+    "online_prm_progress (reward model given)": "`online_process_values`, its model given",
+    "online_prm": "… with `form=value`, its model paid for",
+    "online_prm (reward model given)": "… with `form=value`, its model given",
+    "pure": "PURE, its model paid for", "pure (reward model given)": "PURE, its model given",
+    "prof": "PROF, its model paid for", "prof (reward model given)": "PROF, its model given", "vapo": "VAPO",
+    "prime": "PRIME",
 }  # fmt: skip
 
 

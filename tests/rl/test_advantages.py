@@ -541,7 +541,7 @@ def test_a_reward_of_another_scale_is_refused_beside_process_scores(tiny_policy:
     group = make_group([("ab", True), ("b", False)])
     group = replace(group, scores=[Score(1.0), Score(-1.0)])
     with pytest.raises(BadInput, match=r"advantage\.form=value .* these are -1 to 1"):
-        ProcessValueAdvantage(str(tmp_path / "prm"))([group], make_experience([group]), NO_SAMPLER)
+        ProcessValueAdvantage(str(tmp_path / "prm"), "value")([group], make_experience([group]), NO_SAMPLER)
     found = ProcessValueAdvantage(str(tmp_path / "prm"), "progress")([group], make_experience([group]), NO_SAMPLER)
     assert found.state_values[1][-1] == -1.0
 

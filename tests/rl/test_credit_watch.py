@@ -16,7 +16,7 @@ from espalier.rewards.process import ProcessReward
 from espalier.rewards.score import PROCESS, VERIFIER, Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
-from espalier.rl.credit.process_credit import FORMS, score_gap
+from espalier.rl.credit.process_credit import FORMS, before_last, last_step_share, score_gap
 from espalier.rl.credit_watch import CutWatch, ScaleWatch, StepWatch, TemplateWatch
 from espalier.rl.rank_watch import RewardPartsWatch, StepScoreWatch
 from espalier.rl.types import Estimate, RolloutGroup
@@ -84,13 +84,34 @@ def test_scores_of_states_lie_above_rewards_by_their_mean_gap(warnings: pytest.L
     assert score_gap([[0.9, 0.5, 0.1], [0.8, 0.7], [0.3]], [1.0, 0.0, 0.0]) == pytest.approx((-0.1 - 0.5 + 0.8) / 3)
     assert score_gap([[0.3]], [1.0]) == 0.0
     watch = ScaleWatch()
-    watch.look(-0.25, 8)
-    watch.look(0.9, 7)  # too few
+    watch.look([[0.75, 1.0]] * 8, [1.0] * 8)
+    watch.look([[0.9, 1.0]] * 7, [0.0] * 7)  # too few
+    watch.look([[0.9]] * 8, [0.0] * 8)  # no inner state
     assert not warnings.records
-    watch.look(-0.3, 8)
-    watch.look(0.9, 8)
+    watch.look([[0.7, 1.0]] * 8, [1.0] * 8)
+    watch.look([[0.9, 1.0]] * 8, [0.0] * 8)
     (record,) = warnings.records
     assert "those of inner states are 0.30 below the rewards that came" in record.message
+
+
+def test_what_scores_leave_to_the_last_step_is_said_where_it_is_most_of_the_outcome(
+    warnings: pytest.LogCaptureFixture,
+) -> None:
+    rows, rewards = [[0.1, 0.9, 0.3], [0.2, 0.5], [0.7]], [1.0, 0.0, 1.0]
+    assert before_last(rows, rewards) == [(0.9, 1.0), (0.2, 0.0)]  # a rollout of one step has no state within
+    assert last_step_share([(0.9, 1.0), (0.2, 0.0)]) == pytest.approx((0.01 + 0.04) / 0.5)
+    assert last_step_share([(0.25, 1.0)] + [(0.25, 0.0)] * 3) == pytest.approx(1.0)  # the mean everywhere
+    assert last_step_share([(0.9, 1.0)] * 2) is last_step_share([]) is None
+    half = [1.0, 0.0] * 32
+    for scores, words in (((0.8, 0.2), ""), ((0.7, 0.5), "that is 68 % of"), ((0.6, 0.4), "that is 64 % of")):
+        watch = ScaleWatch()
+        for start in (0, 32):  # 64 rollouts come in two iterations
+            assert not warnings.records
+            rows = [[0.5, scores[reward == 0.0], reward] for reward in half[:32]]
+            watch.look(rows, half[start : start + 32])
+        assert all(words in record.message for record in warnings.records)
+        assert len(warnings.records) == bool(words)
+        warnings.clear()
 
 
 def test_a_reward_model_that_calls_every_step_right_is_no_value_where_nothing_succeeds(
@@ -108,7 +129,10 @@ def test_a_reward_model_that_calls_every_step_right_is_no_value_where_nothing_su
     found = ProcessValueAdvantage(str(tmp_path / "prm"), "progress")([group], experience, NO_SAMPLER)
     assert found.metrics["score_gap"] == pytest.approx(0.9526, abs=0.01)
     assert "takes scores for chances" not in warnings.text
-    ProcessValueAdvantage(str(tmp_path / "prm"))([group], experience, NO_SAMPLER)
+    further: Any = SimpleNamespace(asker="further")  # the policy does not learn from it
+    ProcessValueAdvantage(str(tmp_path / "prm"), "value")([group], experience, further)
+    assert "takes scores for chances" not in warnings.text
+    ProcessValueAdvantage(str(tmp_path / "prm"), "value")([group], experience, NO_SAMPLER)
     assert "those of inner states are 0.95 above the rewards that came" in warnings.text
 
 

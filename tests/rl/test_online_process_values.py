@@ -12,7 +12,7 @@ from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.score import Score
-from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
+from espalier.rl.advantages.online_process_values import FORMS, OnlineProcessValueAdvantage
 from espalier.rl.critic import Critic, critic_values
 from espalier.rl.learner import UpdateSums
 from espalier.rl.losses import check_value_loss, cross_entropy_loss, value_loss
@@ -31,7 +31,7 @@ LIKELIHOOD: dict[str, Any] = {"form": "probability", "loss": "cross_entropy", "c
 def a_context(policy_version: int = 0) -> Any:
     """Words of three letters a or b, right with at least two b: V(a) = 1/4, V(b) = 3/4, V(ba) = 1/2."""
     context: Any = Enumerated("ab", 3, lambda word: word.count("b") >= 2)
-    context.policy_version = policy_version
+    context.policy_version, context.asker = policy_version, ""
     return context
 
 
@@ -49,7 +49,7 @@ def scored_experience(groups: Any, scores: list[list[float]]) -> Experience:
 
 
 def test_steps_are_credited_by_the_models_values_and_the_outcome() -> None:
-    estimator = OnlineProcessValueAdvantage(completions_per_refresh=0)
+    estimator = OnlineProcessValueAdvantage("value", completions_per_refresh=0)
     found = estimator([GROUP], scored_experience([GROUP], SCORES), a_context())
     # V_0 is the mean reward of the others: (0 + 1) / 2, (1 + 1) / 2, (1 + 0) / 2; the end token is of the last step
     assert found.advantages[0].tolist() == pytest.approx([0.0, 0.0, -0.1, 0.6, 0.6])
@@ -59,9 +59,21 @@ def test_steps_are_credited_by_the_models_values_and_the_outcome() -> None:
     # squares: 0.25 + 0.36, 0.25 + 0.81, 0.09 + 0.3025
     assert found.metrics == {"step_score": pytest.approx(3.45 / 6), "brier": pytest.approx(2.0625 / 6)}
     # PAV: the reward above the others' mean, and the change of the score; that of the prompt is (0.5 + 0.5 + 0.7) / 3
-    progress = OnlineProcessValueAdvantage("progress", weight=2.0, completions_per_refresh=0)
+    progress = OnlineProcessValueAdvantage(weight=2.0, completions_per_refresh=0)
     found = progress([GROUP], scored_experience([GROUP], SCORES), a_context())
     assert found.advantages[0, 1:4].tolist() == pytest.approx([0.5 + 2 * (0.5 - 1.7 / 3), 0.5 - 0.2, 0.5 + 1.2])
+
+
+def test_values_that_leave_the_outcome_to_the_last_step_are_said_where_it_alone_would_pay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # before the last step 0.4 and 0.45 of right, 0.9 of wrong rollouts: 1.4725 where the rewards' own squares are 2 / 3
+    groups = [GROUP] * 22
+    experience = scored_experience(groups, SCORES * 22)
+    for form in FORMS:
+        OnlineProcessValueAdvantage(form, completions_per_refresh=0)(groups, experience, a_context())
+    (record,) = (one for one in caplog.records if "the last step" in one.message)
+    assert "that is 221 % of the variance of rewards" in record.message
 
 
 def test_targets_are_the_means_of_outcomes_and_completions_and_count_as_often() -> None:
