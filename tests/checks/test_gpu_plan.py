@@ -226,6 +226,14 @@ def test_readers_of_texts_may_have_tokenizers_of_their_own(tiny_policy: Path, tm
         with pytest.raises(Skipped):
             CheckedConfig(found).agreeing_tokenizers()
         assert [need.what for need in CheckedConfig(found).needs()].count("a reward model") == held
+    sizes = {}
+    for deepspeed in ("zero2", "zero3"):  # what ZeRO-3 divides is not certain; the extractor, which writes, is whole
+        given[4:] = [f"reward.forecasts.forecaster.path={tiny_policy}", f"critic.model.path={tiny_policy}"]
+        found = compose_config(RLConfig, "exp/ppo/linguistic_calibration",
+                               ["reward=linguistic_calibration_models", f"deepspeed={deepspeed}", *given])  # fmt: skip
+        sizes[deepspeed] = [need.bytes for need in CheckedConfig(found).needs() if need.what == "a reward model"]
+    assert [size > 0 for size in sizes["zero2"]] == [True, True]
+    assert sorted(size > 0 for size in sizes["zero3"]) == [False, True]
 
 
 def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(

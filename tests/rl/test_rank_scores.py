@@ -30,9 +30,11 @@ from espalier.rewards.process import ProcessReward
 from espalier.rewards.score import Score
 from espalier.rewards.verifiers import VerifierReward
 from espalier.rewards.written_verdicts import WrittenVerdictReward
-from espalier.rl import rank_scores
+from espalier.rl import rank_scores, trainer_from_config
 from espalier.rl.rank_scores import RankScores, is_shared
+from espalier.rl.trainer_from_config import check_who_scores
 from espalier.runtime.background_loop import BackgroundLoop
+from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.errors import Stopped
 from tests.support.rl_cases import read_metrics
 from tests.support.slow import slow_unless
@@ -301,3 +303,8 @@ def test_ranks_share_what_networks_of_this_process_score_and_nothing_that_asks_e
     assert is_shared(ComposedReward({"checked": VerifierReward(), "process": process}))
     own: Any = AsksUnsaid()
     assert not is_shared(ComposedReward({"own": own, "process": process}))
+    monkeypatch.setattr(trainer_from_config, "world_size", lambda: 8)
+    process.model.score.weight.ds_id = 1  # as ZeRO-3 cuts it
+    check_who_scores(ComposedReward({"outcome": outcome, "process": process}))
+    with pytest.raises(BadConfig, match=r"which ZeRO-3 cuts over all ranks, and another one asks .* deepspeed=zero2"):
+        check_who_scores(ComposedReward({"own": own, "process": process}))
