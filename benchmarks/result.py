@@ -52,6 +52,12 @@ def stamp_of_now() -> dict[str, str]:
     return {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d")}
 
 
+def made_now() -> str:
+    """Return that stamp in words."""
+    stamp = stamp_of_now()
+    return f"{stamp['date']}, commit {stamp['commit']}, {stamp['machine']}"
+
+
 def kept(
     path: Path, settings: Mapping[str, Any], stamp: Mapping[str, Any], make: Callable[[], Any]
 ) -> tuple[Any, dict[str, Any]]:

@@ -29,6 +29,7 @@ from espalier.training.memory_of_run import (
     model_nodes,
     network_of,
     of_node,
+    steps_rows,
     warn_of_memory,
 )
 from espalier.training.memory_plan import Network, Setup, Work, held_numbers, merged_numbers
@@ -65,6 +66,7 @@ def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         delivered=merged_numbers(policy.shape) if config.lora and cutting["stage"] < 3 else 0,
         buffers=sender_bytes(kind) + (_gathered_bytes(policy) if cutting["stage"] == 3 else 0),
+        steps_rows=all(steps_rows(one.optimizer) for one in (config, config.critic, config.implicit_reward) if one),
         averaged=policy.shape.parameters if config.ema.decay else 0,
         **cutting,
     )

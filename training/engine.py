@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from espalier.models.precision import autocast
-from espalier.runtime.distributed import is_main_rank, sum_gradients, wait_visibly
+from espalier.runtime.distributed import is_main_rank, sum_gradients, wait_visibly, world_size
+from espalier.training.lookup_rows import find_lookups
 from espalier.training.piece_files import BadCheckpoint as BadCheckpoint
 from espalier.training.pieces import State, held_whole, persistent_buffers, trained_shapes
 
@@ -62,7 +63,9 @@ class Engine(Protocol):
 class TorchEngine:
     """One process, or several that sum their gradients: every rank holds the whole model.
 
-    `max_grad_norm` 0 does not clip.
+    `max_grad_norm` 0 does not clip. Of one process on a CPU, from `start_step` to the step, gradients of lookups are
+    rows (`training.lookup_rows`), added to `grad` behind each pass where a head shares the weight or the optimizer
+    needs them whole.
     """
 
     shards = None
@@ -74,6 +77,8 @@ class TorchEngine:
         self.max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._num_left = 0  # calls of backward until the step
+        keeps_rows = device.type == "cpu" and world_size() == 1
+        self._lookups = find_lookups(model, self.parameters) if keeps_rows else {}  # by the place of the weight
 
     def computing_in(self, precision: str) -> AbstractContextManager[None]:
         """Have forward passes computed in bf16 or fp32 within."""
@@ -82,10 +87,14 @@ class TorchEngine:
     def start_step(self, num_micro_batches: int) -> None:
         """Any number will do; the ranks wait for one another behind the last one."""
         self._num_left = num_micro_batches
+        for lookups in self._lookups.values():
+            lookups.is_open = num_micro_batches > 0
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of a loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
+        for lookups in self._lookups.values():
+            lookups.sum_up(self.optimizer)
         self._num_left -= 1
         if self._num_left == 0:
             wait_visibly("the gradients of all ranks")
@@ -93,19 +102,36 @@ class TorchEngine:
     def step(self, learning_rate: float) -> float:
         """Sum over ranks, clip to `max_grad_norm`, update; a norm that is not finite updates nothing."""
         sum_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        if not math.isfinite(norm):
-            self.discard()
-            return float(norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for lookups in self._lookups.values():
+            lookups.sum_up(self.optimizer)  # with what somebody else has gone backward through
+        norm = self._clip()
+        if math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+            for lookups in self._lookups.values():
+                if lookups.rows:
+                    lookups.step(self.optimizer)
+        self.discard()
+        return norm
+
+    def _clip(self) -> float:
+        """Clip to `max_grad_norm` as torch's `clip_grad_norm_` does, rows of lookups with the rest; the norm before."""
+        rows = [rows.gradients for lookups in self._lookups.values() for rows in lookups.rows]
+        norm = torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None] + rows)
+        share = torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
+        if self.device.type != "cpu" or share != 1:  # elsewhere the question takes longer than the product
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+            for gradients in rows:
+                gradients.mul_(share)
         return float(norm)
 
     def discard(self) -> None:
         """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
+        for lookups in self._lookups.values():
+            lookups.rows.clear()
+            lookups.is_open = False
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """Return the model's own."""

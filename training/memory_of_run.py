@@ -101,19 +101,25 @@ def network_of(path: str, num_labels: int | None = None, lora: Any = None, train
         if trains == "head":
             return Network(shape, sum(value.numel() for value in model.get_submodule("score").parameters()))
         if not lora:
-            return Network(shape, shape.parameters, *largest_weights(model))
+            return Network(shape, shape.parameters, **weights_of(model))
         wrapped = build(lora).wrap(model)
     total = sum(value.numel() for value in wrapped.parameters())
     trained = sum(value.numel() for value in wrapped.parameters() if value.requires_grad)
     return Network(replace(shape, parameters=total), trained)
 
 
-def largest_weights(model: torch.nn.Module) -> tuple[int, int]:
-    """Return the numbers of the largest weight, and of the largest one that more than lookups by rows have."""
-    by_rows = {lookup for lookup in plain_lookups(model) if lookup.embedding_dim % VECTOR == 0}
+def weights_of(model: Any) -> dict[str, Any]:
+    """Return what a `Network` holds of its weights: the largest ones, and what lookups by rows have to do with them."""
+    lookups = set(plain_lookups(model))
+    by_rows = {lookup for lookup in lookups if lookup.embedding_dim % VECTOR == 0}
     modules = [module for module in model.modules() if module not in by_rows]
-    others = [value.numel() for module in modules for value in module.parameters(recurse=False)]
-    return max(value.numel() for value in model.parameters()), max(others)
+    others = {value for module in modules for value in module.parameters(recurse=False)}
+    return {
+        "largest": max(value.numel() for value in model.parameters()),
+        "multiplied": max(value.numel() for value in others),
+        "by_rows": sum(value.numel() for value in {lookup.weight for lookup in by_rows} - others),
+        "adds_rows": model.get_input_embeddings() in lookups,
+    }
 
 
 def of_node(node: Mapping[str, Any], lora: Any = None) -> Network:
@@ -143,6 +149,11 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
     }
 
 
+def steps_rows(optimizer: Mapping[str, Any]) -> bool:
+    """Say whether an optimizer leaves alone rows that never had a gradient (`training.lookup_rows`)."""
+    return optimizer.get("_target_") in ("torch.optim.Adam", "torch.optim.AdamW")
+
+
 def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float, is_gpu: bool) -> Setup:
     """Return how `trainer_base_ds_mul.py` would compute the largest pass of a run that reads `num_read` times as many
     examples as there are. Raises NoPlan where there is none."""
@@ -165,7 +176,7 @@ def train_setup(config: TrainConfig, work: Work, num_ranks: int, num_read: float
         is_eager=config.model.get("attention") == "eager",
         attention=kernel_of(str(config.model.get("attention", AUTO)), "cuda" if is_gpu else "cpu", is_half),
         steps_in_backward=config.update.step_in_backward,
-        steps_rows=config.optimizer.get("_target_") in ("torch.optim.Adam", "torch.optim.AdamW"),
+        steps_rows=steps_rows(config.optimizer),
         **cutting_of(config.deepspeed, num_ranks, is_gpu),
     )
 

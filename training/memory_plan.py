@@ -62,12 +62,15 @@ class Shape:
 class Network:
     """One that is trained, `trained` of its parameters; fewer with adapters or a frozen body. `largest`: numbers of its
     largest weight, `multiplied` of the largest one whose gradient is not that of lookups alone
-    (`training.lookup_rows`); 0 where that was not looked at."""
+    (`training.lookup_rows`), `by_rows` of those whose is; `adds_rows`: whether those of lookups are rows at least until
+    they are added to a head's. 0 where that was not looked at."""
 
     shape: Shape
     trained: int
     largest: int = 0
     multiplied: int = 0
+    by_rows: int = 0
+    adds_rows: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -147,6 +150,11 @@ class Setup:
     def share(self) -> int:
         """Over how many ranks an optimizer is cut."""
         return self.ranks if self.has_deepspeed and self.stage >= 1 else 1
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether gradients of lookups are kept as rows (`training.engine.TorchEngine`)."""
+        return not self.is_gpu and self.ranks == 1 and not self.has_deepspeed
 
     @property
     def cuts_weights(self) -> bool:
@@ -307,7 +315,8 @@ def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
     parts = {"activations": activation_bytes(shape, setup), "scores": score_bytes(shape, setup)}
     if setup.is_bf16:
         parts["copies to compute with"] = copied_bytes(shape, setup)
-    kept = {0: 4 * trained, 1: 4 * trained, 2: -(-4 * trained // setup.share)}.get(stage, 0)
+    whole = trained - numbers_by_rows(network, setup)
+    kept = {0: 4 * whole + row_bytes(network, setup), 1: 4 * trained, 2: -(-4 * trained // setup.share)}.get(stage, 0)
     is_first = setup.work.passes == 1 or (stage == 2 and setup.offloads_optimizer)
     parts["gradients"] = head_gradient_bytes(network, setup) + (0 if is_first else kept)
     if stage in (1, 2):  # made as the first gradient is there, when the scores are not any more
@@ -320,12 +329,27 @@ def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
     return parts
 
 
+def numbers_by_rows(network: Network, setup: Setup) -> int:
+    """Return how many of the trained numbers have no gradient but rows."""
+    return network.by_rows if setup.keeps_rows and setup.steps_rows else 0
+
+
+def row_bytes(network: Network, setup: Setup) -> int:
+    """Return what rows of lookups take: of a step's tokens where the optimizer takes them, twice while those of a pass
+    are added, else of a pass."""
+    if not (setup.keeps_rows and network.adds_rows):
+        return 0
+    passes = setup.work.passes if numbers_by_rows(network, setup) else 1
+    copies = 2 if passes > 1 else 1
+    return 4 * network.shape.hidden * copies * min(setup.work.tokens * passes, network.shape.vocabulary)
+
+
 def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
     """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
-    that of the embedding once more on its way to those of earlier passes, or to its own as a head; where they are cut,
-    flat copies of a part, with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered. Where
-    weights are updated in the backward pass: the largest gradient, of lookups alone that of a portion of the rows and
-    their copies."""
+    that of the embedding once more on its way to those of earlier passes, or to its own as a head, or as rows (that
+    alone, and copies of a portion, where no head shares it); where they are cut, flat copies of a part, with ZeRO 3
+    also of a bucket on its way to all ranks, while weights are still gathered. Where weights are updated in the
+    backward pass: the largest gradient, of lookups alone that of a portion of the rows and their copies."""
     shape = network.shape
     if setup.steps_in_backward:
         largest = network.largest or largest_weight(shape)
@@ -334,8 +358,11 @@ def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
         return {"gradients": 4 * min(network.trained, largest)}
     is_added_to = setup.work.passes > 1 or shape.looked_up == 0
     added = 4 * shape.vocabulary * shape.hidden if network.is_whole and is_added_to else 0
+    if setup.keeps_rows and network.adds_rows:
+        copies = 4 * 4 * PORTION if numbers_by_rows(network, setup) else 0
+        added = row_bytes(network, setup) + copies
     if not setup.has_deepspeed or setup.stage == 0:
-        return {"gradients": 4 * network.trained + added}
+        return {"gradients": 4 * (network.trained - numbers_by_rows(network, setup)) + added}
     cut = 0 if setup.offloads_optimizer else -(-4 * network.trained // setup.share)
     if setup.stage == 3:
         sent = 4 * min(network.trained, setup.bucket)

@@ -58,7 +58,9 @@ class StepInBackwardEngine(TorchEngine):
         self._norms: dict[int, torch.Tensor] = {}  # of the parameters that this step has updated, by place
         for place, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._update, place))
-        self._lookups = find_lookups(model, self.parameters)  # by the place of the weight
+        self._lookups = self._lookups or find_lookups(model, self.parameters)
+        for lookups in self._lookups.values():
+            lookups.num_hooks = 1
         self._is_large = device.type == "cpu" and any(one.numel() >= LARGE for one in self.parameters)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -78,11 +80,13 @@ class StepInBackwardEngine(TorchEngine):
         loss.backward()  # type: ignore[no-untyped-call]
         for place in self._lookups:
             self._update(place, self.parameters[place])  # where no hook has come
+        super().discard()
         return math.sqrt(sum(float(norm) ** 2 for norm in self._norms.values()))
 
     def discard(self) -> None:
         """Forget the loss: no weight has moved yet."""
         self._loss = None
+        super().discard()
 
     def _update(self, place: int, parameter: torch.Tensor) -> None:
         """Step with the one parameter that has a gradient. Raises RuntimeError where it has been updated already (of a

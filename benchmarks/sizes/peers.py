@@ -23,7 +23,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -33,13 +32,12 @@ from typing import Any
 
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import Side, load_before
-from benchmarks.result import RESULTS, figure, kept, machine, stamp_of_now
+from benchmarks.result import RESULTS, figure, kept, made_now, stamp_of_now
 from benchmarks.sizes import peer_iterations
 from benchmarks.sizes.peer_plan import LARGEST_GAP, SIDES, Plan, name_of
 from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY
 from benchmarks.training.corpus import read_ids, tokens_of
 from benchmarks.training.settings import read_settings
-from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh sizes peers"
 # The same trainings with `update.step_in_backward`, which keeps less and cannot clip: no side clips then.
@@ -212,7 +210,7 @@ def measure(words: Sequence[str]) -> dict[str, Any] | None:
         parts = json.loads(path.read_text())["detail"].get("peers", {}).get("methods", {})
     for method in arguments.methods:
         load = load_before()
-        made = f"{time.strftime('%Y-%m-%d')}, commit {code_commit()}, {machine()}"
+        made = made_now()
         run = peer_iterations.run_rounds if method == "grpo" else partial(run_method, method)
         rounds = run(plan, folder, arguments)
         seconds = "CPU" if plan.threads == 1 else "wall"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes.sides import Side
+from benchmarks.sizes.memory_runs import CASES
 from benchmarks.sizes.peer_iterations import check_lengths, check_taught
 from benchmarks.sizes.peer_plan import Plan
 from benchmarks.sizes.peers import (
@@ -24,6 +25,7 @@ from benchmarks.sizes.peers import (
     section,
 )
 from benchmarks.sizes.qwen_shape import HALF_BILLION, TINY, large_tokenizer, write_qwen
+from benchmarks.sizes.sizes import chosen_of
 from benchmarks.training.clock import StepClock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -180,6 +182,14 @@ def test_all_sides_run_on_a_tiny_network_at_equal_losses(tmp_path: Path) -> None
     assert [row[0] for row in found["tables"][0]["rows"]] == [
         m for m in ("sft", "dpo", "prm", "grpo") for _ in range(3)
     ]
+
+
+def test_cases_of_memory_are_chosen_by_their_name_or_a_part_of_several() -> None:
+    assert chosen_of([]) == [*CASES]
+    assert [case.name for case in chosen_of(["DPO", "ZeRO-3"])] == [
+        "SFT, ZeRO-3, 4 ranks", "SFT, ZeRO-3, bf16, 4 ranks", "DPO"]  # fmt: skip
+    with pytest.raises(SystemExit, match="no case is called KTO: choose of SFT, fp32; "):
+        chosen_of(["DPO", "KTO"])
 
 
 def test_an_iteration_that_leaves_rollouts_out_is_no_figure() -> None:

@@ -33,11 +33,12 @@ def test_what_lives_before_and_the_most_within_are_counted_by_hand() -> None:
 
 def test_the_worst_rank_is_the_figure() -> None:
     smaller, larger = ({"planned": 2**20, "measured": 2**size, "process": 0, "cpu_seconds": 0.123} for size in (20, 22))
-    found = {"one": [{"planned": 90, "measured": 100, "process": 200, "cpu_seconds": 1.0}],
-             "two": [smaller, larger | {"planned": 2**21}]}  # fmt: skip
-    made = figure([abs(rank["planned"] / rank["measured"] - 1) for ranks in found.values() for rank in ranks])
+    one = [{"planned": 90, "measured": 100, "process": 200, "cpu_seconds": 1.0}]
+    two = [smaller, larger | {"planned": 2**21}]
+    found = {"one": {"made": "here", "ranks": one}, "two": {"made": "there", "ranks": two}}
+    made = figure([abs(rank["planned"] / rank["measured"] - 1) for rank in [*one, *two]])
     assert (made["value"], made["low"], made["met"]) == (0.5, 0.0, False)
-    assert table(found)["rows"][1] == ["two", 2.0, 4.0, 0.0, 0.5, 0.12]
+    assert table(found)["rows"][1] == ["two", 2.0, 4.0, 0.0, 0.5, 0.12, "there"]
 
 
 def test_a_section_is_written_beside_what_is_stored_of_the_other(tmp_path: Path) -> None:
@@ -45,7 +46,8 @@ def test_a_section_is_written_beside_what_is_stored_of_the_other(tmp_path: Path)
             for ranks, error in ((2, 1e-7), (1, 2e-5))]  # fmt: skip
     parts = {"resume": {"made": "On one.", "figures": {"resumed_loss_error": resume.figure(rows)},
                         "tables": [resume.table(rows)]}}  # fmt: skip
-    found = {"one": [{"planned": 90, "measured": 100, "process": 200, "cpu_seconds": 1.0}]}
+    ranks = [{"planned": 90, "measured": 100, "process": 200, "cpu_seconds": 1.0}]
+    found = {"one": {"made": "there", "ranks": ranks}}
     memory = {"made": "On another.", "figures": {"planned_memory_error": figure([0.1])}, "tables": [table(found)]}
     path = write_parts(parts, tmp_path)
     write_parts({"memory": memory, **stored_parts(path)}, tmp_path)
