@@ -65,7 +65,8 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
 def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
     """Return the run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
     number = min(_NUM_PROBLEMS, config.rollout.num_problems)
-    rollout = replace(config.rollout, num_problems=number, dynamic_sampling_rounds=0)
+    rounds = min(1, config.rollout.dynamic_sampling_rounds)  # of replaced groups: who reads rewards hangs on it
+    rollout = replace(config.rollout, num_problems=number, dynamic_sampling_rounds=rounds)
     small = replace(config, rollout=rollout)
     server, client = dict(config.server or {}), dict(config.client)
     if "log" in server:

@@ -10,7 +10,7 @@ needs, part by part (rl.memory_of_run), and refuses a run that the GPU here, or 
 import logging
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -41,6 +41,9 @@ class RunSize:
     """that are trained on, at most"""
     rollouts: int
     """of all iterations"""
+    completions_per_state: int
+    """at most, that the estimator has made of every inner state of a rollout beside these (VinePPO): with n steps (of
+    SPO segments) a rollout has n - 1; 0: of none, or of some alone"""
     minibatches_per_epoch: int
     passes_per_rank_and_step: int
     """forward and backward passes of the rank with the most rows, of full windows with update.micro_batch_tokens: what
@@ -79,6 +82,7 @@ def run_size(config: RLConfig, num_problems: int, num_ranks: int = 1) -> RunSize
         iterations=total,
         rollouts_per_iteration=per_iteration,
         rollouts=total * per_iteration,
+        completions_per_state=_completions_per_state(config.advantage),
         minibatches_per_epoch=math.ceil(per_iteration / update.minibatch_size),
         passes_per_rank_and_step=passes_per_step(config, ranks),
         steps_per_iteration=per_step,
@@ -93,6 +97,14 @@ def run_size(config: RLConfig, num_problems: int, num_ranks: int = 1) -> RunSize
         engines=int(client.get("num_engines") or 0),
         devices_per_engine=int((client.get("options") or {}).get("tensor_parallel_size") or 1),
     )
+
+
+def _completions_per_state(estimator: Any) -> int:
+    if not isinstance(estimator, Mapping) or "completions_per_refresh" in estimator:  # none, or of some states alone
+        return 0
+    first, most = (int(estimator.get(name) or 0) for name in ("completions_per_state", "max_completions"))
+    rounds = math.ceil(max(0, most - first) / int(estimator.get("round_completions") or 1))
+    return first + rounds * int(estimator.get("round_completions") or 1)
 
 
 def _multiples(every: int, total: int) -> Sequence[int]:
@@ -153,12 +165,18 @@ class ExplainRL:
 def describe(size: RunSize, config: RLConfig, num_problems: int) -> list[str]:
     """Return the document as lines to read."""
     epochs, engines = config.update.num_epochs, f"{size.engines}, each of {size.devices_per_engine} devices"
+    of_states = 7 * size.completions_per_state * size.rollouts_per_iteration
+    completions = (
+        f"completions beside the rollouts: at most {size.completions_per_state} of every inner state: of "
+        f"rollouts of 8 steps or segments {of_states:,} in an iteration"
+    )
     return [
         f"an iteration: {size.rollouts_per_iteration:,} rollouts of {config.rollout.num_problems:,} problems, "
         f"{size.steps_per_iteration} steps ({epochs} epochs of {size.minibatches_per_epoch}), each of "
         f"{size.passes_per_rank_and_step} passes per rank",
         f"the run: {size.iterations:,} iterations, {size.rollouts:,} rollouts, {size.steps:,} steps, of which "
         f"{size.warmup_steps:,} are warm-up, then {config.update.schedule}",
+        *([completions] if of_states else []),
         f"problems: {num_problems:,}, all of them in {size.iterations_per_epoch:.1f} iterations; {size.epochs:.1f} "
         f"epochs (rollout.order={config.rollout.order})",
         f"evaluations: {size.evaluations}; checkpoints: {size.checkpoints}",

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from espalier.checks.rehearsal import in_small
 from espalier.data.records import BadInput
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.scalar_head import load_process_reward
 from espalier.rl import trainer_from_config
-from espalier.rl.explain import ExplainRL, RunSize, run_size
+from espalier.rl.explain import ExplainRL, RunSize, describe, run_size
 from espalier.rl.memory_of_run import rl_setup, warn_of_learner_memory
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, RLConfig
@@ -87,7 +88,18 @@ def test_vineppo_of_7_billion_parameters_has_its_batch_in_every_layout(
     assert size.rollouts_per_iteration == 64 * 8 == 512
     assert size.passes_per_rank_and_step == 64 // learners // 8
     assert (size.steps_per_iteration, size.steps, size.warmup_steps) == (16, 16_000, 480)
-    assert size.critic_steps == 0
+    assert (size.critic_steps, size.completions_per_state) == (0, 9)
+    lines = describe(size, compose_config(RLConfig, "exp/ppo/vineppo_deepseek_math", [*MATH]), 11_500)
+    assert f"of rollouts of 8 steps or segments {7 * 9 * 512:,} in an iteration" in " ".join(lines)
+
+
+def test_completions_are_counted_where_every_state_may_have_them() -> None:
+    given = [*MATH, "advantage=vineppo", "advantage.max_completions=16"]
+    assert size_of("ppo/grpo_word_arithmetic", tuple(given)).completions_per_state == 17  # 9 and two rounds of 4
+    size = size_of("ppo/grpo_word_arithmetic", (*MATH, "advantage=online_process_values"))
+    assert size.completions_per_state == 0
+    lines = describe(size, compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*MATH]), RLVR)
+    assert not any(line.startswith("completions") for line in lines)
 
 
 def test_numbers_of_a_run_without_engines_of_its_own() -> None:
@@ -184,8 +196,10 @@ def test_what_a_reward_reads_is_planned_as_it_is_held(tiny_policy: Path, tmp_pat
     for name, more, are_cut in (("ratio", [], 2), ("prm", [], 1), ("prm", ahead, 0), ("prm", engines, 0)):
         given = [f"model.path={tiny_policy}", "output_dir=D", "reward=process", "advantage=rloo", "deepspeed=zero3",
                  f"reward.terms.process.path={tmp_path / name}"]  # fmt: skip
-        cut = rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*given, *more]), 8, is_gpu=True)
-        assert (len(cut.frozen_cut), bool(cut.frozen)) == (are_cut, not are_cut)
+        config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [*given, *more])
+        for run in (config, in_small(config, tmp_path)):  # a rehearsal reads them as its run does
+            cut = rl_setup(run, 8, is_gpu=True)
+            assert (len(cut.frozen_cut), bool(cut.frozen)) == (are_cut, not are_cut)
     given = [f"model.path={tiny_policy}", "output_dir=D", "reward=generative_verifier", "advantage=rloo",
              f"reward.terms.verifier.path={tiny_policy}", "deepspeed=zero3"]  # fmt: skip
     cut = rl_setup(compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", given), 8, is_gpu=True)
