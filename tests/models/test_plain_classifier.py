@@ -36,7 +36,7 @@ def scores(path: Path, layout: str) -> list[float]:
     return PublishedScorer(load_published(str(path), row), tokenizer, row, "fp32").scores([SOLUTION])[0]
 
 
-@pytest.mark.parametrize("layout", slow_unless(lambda layout: layout in ("reasoneval", "rlhflow", "pqm"), LINEAR))
+@pytest.mark.parametrize("layout", slow_unless(lambda layout: layout == "pqm", LINEAR))
 def test_a_published_model_of_one_layer_scores_alike_as_a_plain_classifier(
     layout: str, tokenizers: dict[str, Any], tmp_path: Path
 ) -> None:

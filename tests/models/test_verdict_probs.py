@@ -14,12 +14,16 @@ from espalier.data.token_text import added_text
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.models.verdict_probs import VerdictTokens, YesProb, spelling_tokens, yes_probs
+from tests.support.slow import slow_unless
 
 QUESTION = "Is the solution right (Yes/No)?"
 YES, NO = [" Yes", "Yes"], [" No", "No"]
 
 
-@pytest.mark.parametrize("name", ["sentencepiece", "sentencepiece_first", "tekken", "tiny"])
+NAMES = ["sentencepiece", "sentencepiece_first", "tekken", "tiny"]
+
+
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("sentencepiece_first", "tiny"), NAMES))
 def test_every_spelling_has_tokens_of_its_own_that_read_as_it(name: str, tmp_path: Path) -> None:
     tokenizer = build(name, tmp_path / name, num_ranks=40_000).tokenizer
     found = VerdictTokens.of(tokenizer, QUESTION, YES, NO)

@@ -19,6 +19,7 @@ from espalier.pipeline.evaluation.response_scorers import NetworkScorer
 from espalier.pipeline.evaluation.score_responses import ScoreResponses
 from espalier.pipeline.stage import run_stage
 from espalier.runtime.schemas import StageConfig
+from tests.support.slow import slow_unless
 from tests.support.token_scorer import Engines
 
 ROWS = [RankedResponses(f"r{n}", "ab"[n % 2], "Mia has 3 apples. " * (n % 3 + 1), [f"{n} " * (n % 5 + 1)],
@@ -34,7 +35,7 @@ def run(tmp_path: Path, name: str, engines: Any = None, **settings: Any) -> Path
     return output
 
 
-@pytest.fixture(params=["outcome model", "log-ratio", "chat policy"])
+@pytest.fixture(params=slow_unless(lambda name: name != "outcome model", ["outcome model", "log-ratio", "chat policy"]))
 def scorer(
     request: pytest.FixtureRequest, tiny_prm: Path, tiny_policy: Path, chat_model: Path, tmp_path: Path
 ) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def test_memory_of_scored_responses_does_not_grow_with_the_rows(tiny_prm: Path, 
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize("name", ["preferences", "comparisons"])
+@pytest.mark.parametrize("name", [pytest.param("preferences", marks=pytest.mark.slow), "comparisons"])
 def test_memory_of_an_import_does_not_grow_with_the_rows(
     name: str, kind: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

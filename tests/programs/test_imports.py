@@ -48,7 +48,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
             found.append((str(node.module), is_top))
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            visit(child, is_top and not is_function)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # no expression holds an import
+                visit(child, is_top and not is_function)
 
     visit(ast.parse(path.read_text()), True)
     return found

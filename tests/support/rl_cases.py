@@ -63,8 +63,10 @@ class FakeClient:
             raise ServerGone("the server has died")
         self.num_open += 1
         self.num_most = max(self.num_most, self.num_open)
-        await asyncio.sleep(0)
-        self.num_open -= 1
+        try:
+            await asyncio.sleep(0)
+        finally:  # also of one that is given up
+            self.num_open -= 1
         rng = random.Random(request.id)
         num_lines = 0 if "#" in request.id else self.num_lines
         texts = [
