@@ -103,8 +103,8 @@ def _completions_per_state(estimator: Any) -> int:
     if not isinstance(estimator, Mapping) or "completions_per_refresh" in estimator:  # none, or of some states alone
         return 0
     first, most = (int(estimator.get(name) or 0) for name in ("completions_per_state", "max_completions"))
-    rounds = math.ceil(max(0, most - first) / int(estimator.get("round_completions") or 1))
-    return first + rounds * int(estimator.get("round_completions") or 1)
+    round_size = int(estimator.get("round_completions") or 1)  # one that has begun is made whole
+    return first + math.ceil(max(0, most - first) / round_size) * round_size
 
 
 def _multiples(every: int, total: int) -> Sequence[int]:

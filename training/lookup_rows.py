@@ -35,8 +35,8 @@ class Lookups:
         self.num_hooks = 0  # of its engine, when `grad` has been added to
         self.rows: list[Rows] = []
         self._moved: torch.Tensor | None = None  # [V] bool: rows that have moments
-        self._moments: weakref.ref[torch.Tensor] | None = None  # whose, and after how many steps
-        self._num_steps = 0.0
+        self._moments: weakref.ref[torch.Tensor] | None = None  # whose
+        self._num_steps = 0.0  # of the weight, when that was so
 
     def __reduce__(self) -> Any:
         """A copy of a network has no engine."""
@@ -85,7 +85,7 @@ class Lookups:
         assert group is not None
         state = optimizer.state[self.weight]
         if not state:
-            state.update(self._first_state(optimizer))
+            state.update(self._first_state(optimizer, group))
         moments = {name: value for name, value in state.items() if value.dim()}
         norms = [torch.zeros((), device=weight.device)]
         if self._num_steps != float(state["step"]):
@@ -113,12 +113,10 @@ class Lookups:
         own = (group for group in optimizer.param_groups if any(one is self.weight for one in group["params"]))
         return next(own, None)
 
-    def _first_state(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    def _first_state(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return what the optimizer holds of a weight before its first step."""
         row = torch.nn.Parameter(torch.zeros_like(self.weight[:1]))
         row.grad = torch.zeros_like(row)
-        group = self._group(optimizer)
-        assert group is not None
         one = _alike(optimizer, group, row)
         one.step()
         whole = partial(_zeros, self.weight)
